@@ -1,0 +1,84 @@
+"""The topology of a running MPI job, asked from MPI itself.
+
+A **node** is a set of ranks that can share memory, as MPI sees it (``MPI_COMM_TYPE_SHARED``); host
+names are a cross-check only. There are always two levels, node and network, also where all ranks
+are on one node and where each is alone.
+
+A reader must not assume block placement: which ranks form a node is what MPI said, never
+``rank // n``.
+"""
+
+import logging
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from topology.model import Level, Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_logger = logging.getLogger("zcomm.topology")
+_RANK = struct.Struct("=q")
+# First rank of the node and name of the host, in one fixed size: nothing needs to be pickled.
+_RECORD = struct.Struct("=q256s")
+
+
+def discover(comm: "MPI.Comm") -> Topology:
+    """Find the nodes of a communicator; all its ranks must call this, and get equal results.
+
+    Where host names contradict the nodes, MPI is believed and rank 0 logs one warning.
+
+    Args:
+        comm: any mpi4py intracommunicator; the ranks of the result are its ranks.
+    """
+    firsts, hosts = _gather(comm)
+    found = contradiction(firsts, hosts)
+    if found and comm.Get_rank() == 0:
+        _logger.warning("%s; nodes are as MPI says, topology= or ZCOMM_TOPOLOGY overrides", found)
+    return from_nodes(firsts)
+
+
+def from_nodes(nodes: Sequence[int]) -> Topology:
+    """Return the topology of ranks that are on the same node where their numbers are equal.
+
+    Args:
+        nodes: by rank, any number that identifies its node.
+    """
+    ranks_of: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        ranks_of.setdefault(node, []).append(rank)
+    groups = tuple(tuple(ranks) for ranks in ranks_of.values())
+    return Topology((Level("node", groups), Level("network", (tuple(range(len(nodes))),))))
+
+
+def contradiction(nodes: Sequence[int], hosts: Sequence[str]) -> str | None:
+    """Say in words where nodes and host names are not the same partition of the ranks."""
+    rank_on_node: dict[int, int] = {}
+    rank_on_host: dict[str, int] = {}
+    for rank, (node, host) in enumerate(zip(nodes, hosts, strict=True)):
+        other = rank_on_node.setdefault(node, rank)
+        if hosts[other] != host:
+            return f"ranks {other} and {rank} share memory, but on hosts {hosts[other]!r}, {host!r}"
+        other = rank_on_host.setdefault(host, rank)
+        if nodes[other] != node:
+            return f"ranks {other} and {rank} are on host {host!r}, but do not share memory"
+    return None
+
+
+def _gather(comm: "MPI.Comm") -> tuple[list[int], list[str]]:
+    """Return, by rank, the first rank of its node and the name of its host."""
+    from mpi4py import MPI
+
+    first = bytearray(_RANK.pack(comm.Get_rank()))
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.Get_rank())
+    try:
+        node.Bcast(first, root=0)
+    finally:
+        node.Free()
+    mine = bytearray(_RECORD.pack(*_RANK.unpack(first), MPI.Get_processor_name().encode()))
+    everyone = bytearray(_RECORD.size * comm.Get_size())
+    comm.Allgather(mine, everyone)
+    records = list(_RECORD.iter_unpack(everyone))
+    hosts = [host.rstrip(b"\0").decode(errors="replace") for _, host in records]
+    return [first_rank for first_rank, _ in records], hosts
