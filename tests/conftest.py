@@ -1,10 +1,11 @@
-"""What all tests share: MPI runs that end when one rank fails, slices, the launcher, a communicator.
+"""What all tests share: MPI runs that end when a rank fails, slices, mpirun, a communicator.
 
 Under ``mpirun -n N python -m pytest --with-mpi -m mpi`` every rank runs the same tests in the same
 order. A rank that fails prints its report and aborts the job: the others would wait for it forever.
 Without ``--with-mpi`` nothing here imports mpi4py.
 """
 
+import atexit
 import os
 import shutil
 import signal
@@ -29,7 +30,6 @@ _LAUNCHER_PREFIXES = (
     "HYDRA_",
     "HYDI_",
     "MPI_",
-    "MPIR_",
     "OMPI_",
     "PRTE_",
     "SLURM_",
@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--slice",
         metavar="K/N",
         type=_parse_slice,
-        help="run only part K (from 0) of N of the selected tests; a test is always in the same part",
+        help="run only part K (from 0) of N of the selected tests; a test keeps its part",
     )
 
 
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_cmdline_main(config: pytest.Config) -> None:
     if not config.getoption("--with-mpi"):
         hypothesis.settings.load_profile("zcomm")
         return
@@ -95,6 +95,16 @@ class AbortOnFailure:
     def __init__(self, config: pytest.Config, world: Any) -> None:
         self.config = config
         self.world = world
+        self.finished = False
+        # MPI is finalised after this, and would wait for ranks that are still in their tests.
+        atexit.register(self.abort_unless_finished)
+
+    def pytest_sessionfinish(self) -> None:
+        self.finished = True
+
+    def abort_unless_finished(self) -> None:
+        if not self.finished:
+            self.world.Abort(1)
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:

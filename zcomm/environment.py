@@ -49,7 +49,7 @@ VARIABLES = (
     Variable(
         "ZCOMM_CPU",
         "",
-        "the widest instruction set that the native kernels may use; when not set, the CPU's widest",
+        "the widest instruction set that the native kernels may use; when not set, all the CPU has",
         choices=("avx512", "avx2", "baseline"),
     ),
     Variable(
