@@ -1,0 +1,86 @@
+# Everything a newcomer needs: make demo, make test, make lint. Each does its own set-up in .venv.
+# Needed: Python 3.11 or newer, a C++ compiler, make. MPI and CMake are installed into .venv.
+
+PYTHON ?= python3
+STEPS ?= 60
+RANKS ?= 1 2 3 4
+TOPOLOGY ?= 2x2
+DATA ?=
+SLICE ?=
+PYTEST_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt zcomm/__init__.py $(wildcard zcomm/csrc/*)
+MPI_RANKS_MAX := 4
+
+# The tests of make test; make test-all adds the others.
+LARGE := slow or cluster or sanitizer or suite or models or gpu
+FAST_TESTS := not ($(LARGE))
+
+.PHONY: help install demo test test-all test-slice lint format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo      train a small GPT with ZeRO-3 and ZeRO++ on $(MPI_RANKS_MAX) ranks, and compare (STEPS=60 DATA=path)"
+	@echo "make test      the fast tests, alone and under mpirun (RANKS='1 2 3 4')"
+	@echo "make test-all  all tests"
+	@echo "make lint      ruff and mypy"
+	@echo "make format    let ruff rewrite the sources"
+	@echo "make install   set up .venv only (PYTHON=python3)"
+	@echo "make clean     remove .venv and what was built"
+
+install: $(INSTALLED)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "zcomm needs Python 3.11 or newer, $(PYTHON) is: $$($(PYTHON) --version 2>&1); set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# No build isolation: the compiler is called by the pinned tools, and again only for what changed.
+$(INSTALLED): $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  scikit-build-core nanobind cmake ninja
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --no-build-isolation --config-settings=build-dir=build/venv --editable '.[mpi,bench,test]'
+	touch $(INSTALLED)
+
+demo: $(INSTALLED)
+	OMP_NUM_THREADS=1 ZCOMM_TOPOLOGY=$(TOPOLOGY) $(BIN)/mpirun -n $(MPI_RANKS_MAX) \
+	  $(BIN)/python -m benchmarks.training --steps $(STEPS) $(if $(DATA),--data '$(DATA)')
+
+# $(call pytest,EXPRESSION): the tests that the expression selects, in one process, then under
+# mpirun at each number of ranks. Exit code 5 says that no test was selected, which is no failure here.
+define pytest
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m "not mpi and ($(1))" $(PYTEST_FLAGS) || test $$? -eq 5
+	for ranks in $(RANKS); do \
+	  echo "--- $$ranks rank(s)"; \
+	  OMP_NUM_THREADS=1 $(BIN)/mpirun -n $$ranks \
+	    $(BIN)/python -m pytest --with-mpi -m "mpi and ($(1))" $(PYTEST_FLAGS); \
+	  status=$$?; test $$status -eq 0 -o $$status -eq 5 || exit $$status; \
+	done
+endef
+
+test: $(INSTALLED)
+	$(call pytest,$(FAST_TESTS))
+
+test-all: $(INSTALLED)
+	$(call pytest,$(FAST_TESTS) or $(LARGE))
+
+# One part of what test-all has and test has not: SLICE=2/8.
+test-slice: PYTEST_FLAGS += --slice $(SLICE)
+test-slice: $(INSTALLED)
+	$(call pytest,$(LARGE))
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

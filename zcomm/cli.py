@@ -1,0 +1,117 @@
+"""The console script ``zcomm``: ``doctor``, and the commands that other packages register.
+
+A **command** is an object with the members of ``Command``: ``DoctorCommand`` here, others from the
+entry-point group ``zcomm.commands``, where the name of the entry point is the word on the command
+line. Only the command that was asked for is imported, so a broken one does not harm the others. Do
+not assume MPI or torch here: ``zcomm doctor`` is for machines that lack them.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol
+
+import zcomm
+from zcomm.errors import ZcommError
+
+GROUP = "zcomm.commands"
+
+
+class Command(Protocol):
+    """What stands behind one word of the command line."""
+
+    help: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments of the command."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do the work and return the exit code."""
+
+
+class DoctorCommand:
+    """``zcomm doctor``: say what zcomm finds on this machine, and what brings the rest."""
+
+    help = "show what is installed, what is missing, and what brings it"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare ``--json``."""
+        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print the findings; return 1 when something that zcomm cannot do without is missing."""
+        from zcomm import doctor
+
+        return doctor.main(as_json=arguments.json)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` names (by default ``sys.argv[1:]``); return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    available = commands()
+    if words and words[0] in available:
+        return run(words[0], available[words[0]], words[1:])
+    parser = overview(available)
+    parser.parse_args(words)
+    parser.print_help()
+    return 0
+
+
+def commands() -> dict[str, Command | EntryPoint]:
+    """Return the commands by name, those of other packages not yet imported."""
+    found: dict[str, Command | EntryPoint] = {
+        entry.name: entry for entry in entry_points(group=GROUP)
+    }
+    return {"doctor": DoctorCommand()} | dict(sorted(found.items()))
+
+
+def run(name: str, command: Command | EntryPoint, words: Sequence[str]) -> int:
+    """Run one command; an error that is the user's to mend becomes one line and exit code 1."""
+    try:
+        loaded: Command = load(command)
+        parser = argparse.ArgumentParser(prog=f"zcomm {name}", description=loaded.help)
+        loaded.add_arguments(parser)
+        return loaded.run(parser.parse_args(words))
+    except (ZcommError, ValueError, OSError) as error:
+        print(f"zcomm {name}: {error}", file=sys.stderr)
+        return 1
+
+
+def load(command: Command | EntryPoint) -> Command:
+    """Import a command of another package.
+
+    Raises:
+        ZcommError: it cannot be imported; the message names the package.
+    """
+    if not isinstance(command, EntryPoint):
+        return command
+    try:
+        found: Command = command.load()
+    except Exception as error:
+        package = command.dist.name if command.dist else command.value
+        raise ZcommError(f"the package {package} cannot be loaded: {error}") from error
+    return found
+
+
+def overview(available: dict[str, Command | EntryPoint]) -> argparse.ArgumentParser:
+    """Return the parser of a command line without a known command: help, version, errors."""
+    parser = argparse.ArgumentParser(prog="zcomm", description="Tools of zcomm.")
+    parser.add_argument("--version", action="version", version=f"zcomm {zcomm.__version__}")
+    described = [f"{name} ({describe(command)})" for name, command in available.items()]
+    parser.add_argument(
+        "command", nargs="?", choices=list(available), metavar="COMMAND", help="; ".join(described)
+    )
+    return parser
+
+
+def describe(command: Command | EntryPoint) -> str:
+    """Return the line of help of a command, or why there is none."""
+    try:
+        return load(command).help
+    except ZcommError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""What zcomm finds on this machine: versions, MPI and its launcher, kernels, CUDA, settings.
+
+A **finding** is one line of the report: a name, what was found, and, where something is missing,
+what brings it. ``missing`` is for what zcomm cannot do without, ``absent`` for what it can. Nothing
+here may hang or raise: MPI is started only under a launcher, every import is guarded.
+"""
+
+import enum
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import zcomm
+from zcomm import environment
+
+# Set by a launcher for each rank: MPICH and Slurm's PMI, Open MPI and PRRTE, PMIx, Slurm.
+_LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "WORLD_SIZE")
+_LAUNCHER_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
+
+
+class Status(enum.Enum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    ABSENT = "absent"  # zcomm works without it
+    MISSING = "missing"  # zcomm does not work without it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    value: str
+    status: Status = Status.OK
+    remedy: str = ""
+
+
+def main(*, as_json: bool) -> int:
+    """Print the report, on rank 0 only; return 1 when something required is missing, else 0."""
+    findings = examine()
+    failed = any(finding.status is Status.MISSING for finding in findings)
+    if _launched_rank() == 0:
+        print(to_json(findings) if as_json else to_text(findings))
+    return int(failed)
+
+
+def to_text(findings: list[Finding]) -> str:
+    """Return the report as aligned lines; what is missing is named again at the end."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        lines.append(f"{finding.name:<{width}}  {finding.value}{remedy}")
+    missing = [finding.name for finding in findings if finding.status is Status.MISSING]
+    lines.append(f"missing: {', '.join(missing)}" if missing else "nothing required is missing")
+    return "\n".join(lines)
+
+
+def to_json(findings: list[Finding]) -> str:
+    """Return the report as JSON: ``{"ok": bool, "findings": [{name, value, status, remedy}]}``."""
+    entries = [asdict(finding) | {"status": finding.status.value} for finding in findings]
+    ok = all(finding.status is not Status.MISSING for finding in findings)
+    return json.dumps({"ok": ok, "findings": entries}, indent=2)
+
+
+def examine() -> list[Finding]:
+    """Return all findings, in the order of the report."""
+    return [
+        Finding("zcomm", f"{zcomm.__version__} in {Path(zcomm.__file__).parent}"),
+        Finding("Python", f"{platform.python_version()} at {sys.executable}"),
+        _module("torch", "pip install zcomm"),
+        _module("numpy", "pip install zcomm"),
+        _module("safetensors", "pip install zcomm"),
+        _module("rich", "pip install zcomm"),
+        _module("mpi4py", "pip install zcomm"),
+        *_mpi(),
+        *_guarded("native kernels", _native_kernels),
+        *_guarded("CUDA", _cuda),
+        _module("cupy", "pip install 'zcomm[cuda12]' or 'zcomm[cuda13]'", required=False),
+        _module("pynvml", "pip install 'zcomm[cuda12]' or 'zcomm[cuda13]'", required=False),
+        _module("matplotlib", "pip install 'zcomm[bench]'", required=False),
+        *_settings(),
+    ]
+
+
+def _guarded(name: str, examination: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from examination()
+    except Exception as error:
+        yield Finding(name, _one_line(error), Status.ABSENT)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _module(name: str, remedy: str, *, required: bool = True) -> Finding:
+    """Import a module, since one that is installed may still fail to load its libraries."""
+    lacking = Status.MISSING if required else Status.ABSENT
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return Finding(name, "not installed", lacking, remedy)
+        return Finding(name, _one_line(error), lacking, remedy)
+    except Exception as error:
+        return Finding(name, _one_line(error), lacking, remedy)
+    return Finding(name, getattr(module, "__version__", None) or importlib.metadata.version(name))
+
+
+def _launched_rank() -> int:
+    """Return the rank that a launcher gave this process; 0 without a launcher."""
+    values = (os.environ.get(name, "") for name in _LAUNCHER_RANKS)
+    return next((int(value) for value in values if value.isdigit()), 0)
+
+
+def _launched_size() -> tuple[str, int]:
+    """Return which variable of a launcher says how many ranks it started, and how many."""
+    for name in _LAUNCHER_SIZES:
+        if os.environ.get(name, "").isdigit():
+            return name, int(os.environ[name])
+    return "", 1
+
+
+def _mpi() -> Iterator[Finding]:
+    """Examine the MPI library and mpirun; start MPI only where a launcher started this process."""
+    remedy = "pip install 'zcomm[mpi]', or a system MPI"
+    try:
+        import mpi4py
+
+        # A library that is started without its launcher may wait for one, or end the process.
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except Exception as error:
+        yield Finding("MPI library", _one_line(error), Status.MISSING, remedy)
+        yield _mpirun("")
+        return
+    vendor, version = MPI.get_vendor()
+    standard = ".".join(map(str, MPI.Get_version()))
+    yield Finding("MPI library", f"{vendor} {'.'.join(map(str, version))} (MPI {standard})")
+    yield _mpirun(vendor)
+    if _launched_size()[0]:
+        yield from _guarded("MPI job", lambda: _job(MPI))
+
+
+def _mpirun(vendor: str) -> Finding:
+    """Find mpirun and compare its family with that of the library: of two MPIs, N worlds of one."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = shutil.which("mpirun")
+    if found is None and not beside.exists():
+        return Finding("mpirun", "not found", Status.MISSING, "pip install 'zcomm[mpi]'")
+    if found is None:
+        return Finding("mpirun", f"{beside} (not on the PATH)")
+    family = _launcher_family(found)
+    if vendor and family and family != vendor:
+        return Finding(
+            "mpirun",
+            f"{found} is of {family}, but mpi4py loads {vendor}",
+            Status.MISSING,
+            f"start programs with the mpirun of {vendor}",
+        )
+    return Finding("mpirun", f"{found} ({family or 'of an unknown MPI'})")
+
+
+def _launcher_family(mpirun: str) -> str:
+    """Return the MPI that an mpirun belongs to, in mpi4py's words; empty when it does not say."""
+    try:
+        command = [mpirun, "--version"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    families = {
+        "HYDRA": "MPICH",
+        "Intel": "Intel MPI",
+        "Open MPI": "Open MPI",
+        "OpenRTE": "Open MPI",
+    }
+    text = answer.stdout + answer.stderr
+    return next((family for word, family in families.items() if word in text), "")
+
+
+def _job(mpi: Any) -> Iterator[Finding]:
+    """Start MPI and describe the job: its size, as MPI and as the launcher see it, its topology."""
+    mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    try:
+        world = mpi.COMM_WORLD
+        name, expected = _launched_size()
+        if world.size != expected:
+            yield Finding(
+                "MPI job",
+                f"{world.size} rank, but the launcher says {name}={expected}",
+                Status.MISSING,
+                "start programs with the mpirun of the MPI library above",
+            )
+        else:
+            yield Finding("MPI job", f"{world.size} ranks")
+        yield from _guarded("topology", lambda: _topology(world))
+    finally:
+        mpi.Finalize()
+
+
+def _topology(world: Any) -> Iterator[Finding]:
+    import topology
+
+    spec = environment.text("ZCOMM_TOPOLOGY")
+    found = topology.parse(spec, world.size) if spec else topology.discover(world)
+    yield Finding("topology", found.describe())
+
+
+def _native_kernels() -> Iterator[Finding]:
+    from zcomm.codecs import native
+
+    yield Finding("native kernels", native.instruction_set())
+
+
+def _cuda() -> Iterator[Finding]:
+    import torch
+
+    if torch.version.cuda is None:
+        yield Finding("CUDA", "torch is a CPU build", Status.ABSENT, "a CUDA build of torch")
+    elif not torch.cuda.is_available():
+        yield Finding("CUDA", f"torch for CUDA {torch.version.cuda}, no device", Status.ABSENT)
+    else:
+        names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+        devices = f"{torch.cuda.device_count()} x {', '.join(sorted(names))}"
+        yield Finding("CUDA", f"torch for CUDA {torch.version.cuda}, {devices}")
+
+
+def _settings() -> Iterator[Finding]:
+    """List the ZCOMM_ variables that are set; one that zcomm does not know has no effect."""
+    for name, value in environment.settings().items():
+        if name in environment.unknown():
+            yield Finding(name, f"{value} (no such variable, no effect)", Status.ABSENT)
+        else:
+            yield Finding(name, value)
