@@ -92,9 +92,7 @@ def decode_reduce(
         ValueError: segments leave the memory, a wire has a wrong length, or ``divisor`` < 1.
         CodecError: padding of a message is not zero.
     """
-    if divisor < 1:
-        raise ValueError(f"divisor {divisor}, at least 1 expected")
-    message = check_decode(codec, wires, starts, lengths, out, dtype)
+    message = check_decode(codec, wires, starts, lengths, out, dtype, divisor)
     memory = typed(out, dtype)
     for i, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         total = _sum(codec, wires, message, i, length)

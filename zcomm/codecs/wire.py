@@ -70,13 +70,17 @@ def check_decode(
     lengths: Lengths,
     out: Bytes,
     dtype: str,
+    divisor: int = 1,
 ) -> Message:
-    """Return the layout of what ``decode`` and ``decode_reduce`` read, having checked all memory.
+    """Return the layout of what ``decode`` and ``decode_reduce`` read, having checked all of it.
 
     Raises:
-        ValueError: segments leave the memory, no wire is given, or one has a wrong length.
+        ValueError: segments leave the memory, no wire is given, one has a wrong length, or
+            ``divisor`` is less than 1.
         CodecError: padding of a wire is not zero.
     """
+    if divisor < 1:
+        raise ValueError(f"divisor {divisor}, at least 1 expected")
     _check_segments(out, dtype, starts, lengths)
     return check_wires(codec, wires, lengths)
 

@@ -1,0 +1,229 @@
+"""From the caller's arrays to *items*: checked shapes and dtypes, views, layouts, and what to copy back at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from zcomm.arrays import (
+    FLOATING,
+    HALF,
+    View,
+    assign,
+    contiguous,
+    dtype_name,
+    empty,
+    is_contiguous,
+    is_torch,
+    view,
+)
+from zcomm.plan import Layout
+
+INTEGER_OPS = ("and", "or", "xor")
+OPS = ("sum", "avg", "min", "max", "product", *INTEGER_OPS)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One array of a call: its shard and its full form, which of their segments belong to whom.
+
+    ``copies`` are (target, source) pairs to assign after the operation, where the caller's array could not be written
+    in place.
+    """
+
+    shard: View
+    full: View
+    layout: Layout
+    copies: tuple[tuple[Any, Any], ...] = ()
+
+    def deliver(self) -> None:
+        """Copy results to where the caller wants them."""
+        for target, source in self.copies:
+            assign(target, source)
+
+
+def as_list(x: Any) -> list[Any]:
+    """Return the arrays of an argument that is one array or several."""
+    return list(x) if isinstance(x, list | tuple) else [x]
+
+
+def gather_items(shard: Any, out: Any, size: int) -> tuple[list[Item], Any]:
+    """Return the items of an all_gather of even shards, and what the call returns."""
+    items, results = [], []
+    for one, place in zip(as_list(shard), _places(shard, out), strict=True):
+        value = contiguous(one)
+        dtype = dtype_name(value)
+        shape = (size,) if value.ndim == 0 else (size * value.shape[0], *value.shape[1:])
+        result, target = _output(value, place, shape, dtype)
+        source = view(value)
+        layout = Layout.even(dtype, source.numel * size, size)
+        items.append(Item(source, view(target), layout, _copy_back(result, target)))
+        results.append(result)
+    return items, results if isinstance(shard, list | tuple) else results[0]
+
+
+def reduce_items(full: Any, out: Any, size: int) -> tuple[list[Item], Any]:
+    """Return the items of a reduce_scatter into even shards, and what the call returns."""
+    items, results = [], []
+    for one, place in zip(as_list(full), _places(full, out), strict=True):
+        value = contiguous(one)
+        dtype = dtype_name(value)
+        source = view(value)
+        result, target = _output(
+            value, place, _shard_shape(tuple(value.shape), source.numel, size), dtype
+        )
+        layout = Layout.even(dtype, source.numel, size)
+        items.append(Item(view(target), source, layout, _copy_back(result, target)))
+        results.append(result)
+    return items, results if isinstance(full, list | tuple) else results[0]
+
+
+def layout_items(
+    shards: Sequence[Any], fulls: Sequence[Any], layouts: Sequence[Layout], rank: int
+) -> list[Item]:
+    """Return the items of arrays whose layouts the caller gives.
+
+    Raises:
+        ValueError: when the lists differ in length, or an array is too short for its layout.
+    """
+    if not len(shards) == len(fulls) == len(layouts):
+        raise ValueError(
+            f"{len(shards)} shards, {len(fulls)} full arrays and {len(layouts)} layouts: one of each"
+        )
+    items = []
+    for shard, full, layout in zip(shards, fulls, layouts, strict=True):
+        item = Item(view(shard), view(full), layout)
+        if item.shard.numel < layout.shard_numel(rank) or item.full.numel < layout.extent:
+            raise ValueError(
+                f"shard of {item.shard.numel} and full array of {item.full.numel} elements: the layout needs "
+                f"{layout.shard_numel(rank)} and {layout.extent}"
+            )
+        items.append(item)
+    return items
+
+
+def narrow_gather(item: Item) -> Item:
+    """Let a float64 item of a quantised gather travel as float32: codecs read no wider type."""
+    if item.layout.dtype != "float64":
+        return item
+    shard, full = _as_array(item.shard), _as_array(item.full)
+    narrow = np.zeros(full.shape, np.float32)
+    layout = Layout("float32", item.layout.shards)
+    return Item(view(shard.astype("float32")), view(narrow), layout, ((full, narrow), *item.copies))
+
+
+def narrow_reduce(item: Item) -> Item:
+    """Let a float64 item of a quantised reduction travel as float32."""
+    if item.layout.dtype != "float64":
+        return item
+    shard, full = _as_array(item.shard), _as_array(item.full)
+    narrow = np.zeros(shard.shape, np.float32)
+    layout = Layout("float32", item.layout.shards)
+    return Item(view(narrow), view(full.astype("float32")), layout, ((shard, narrow), *item.copies))
+
+
+def check_op(op: str, dtypes: Sequence[str]) -> None:
+    """Check that every dtype has the reduction.
+
+    Raises:
+        ValueError: for an unknown op, or one that a dtype has not.
+    """
+    if op not in OPS:
+        raise ValueError(f"op {op!r} is unknown; possible: {', '.join(OPS)}")
+    for dtype in dtypes:
+        fractional = dtype in FLOATING or dtype.startswith("complex")
+        if op == "avg" and not fractional:
+            raise ValueError(
+                f"avg of {dtype} has no exact result; possible: sum, and a division of your own"
+            )
+        if op in INTEGER_OPS and fractional:
+            raise ValueError(
+                f"{op} works on bits: {dtype} has none to combine; possible: sum, avg, min, max, product"
+            )
+        if dtype == "bool" and op not in INTEGER_OPS:
+            raise ValueError(f"{op} of bool: possible are {', '.join(INTEGER_OPS)}")
+        if dtype.startswith("complex") and op in ("min", "max"):
+            raise ValueError(
+                f"{op} of {dtype}: complex numbers have no order; possible: sum, avg, product"
+            )
+
+
+def all_to_all_item(send: Any, out: Any) -> tuple[Item, Any]:
+    """Return the item of an all_to_all (``full`` is sent, ``shard`` received), and what the call returns."""
+    value = contiguous(send)
+    source = view(value)
+    result, target = _output(value, out, tuple(value.shape), source.dtype)
+    layout = Layout.even(source.dtype, source.numel, 1)
+    return Item(view(target), source, layout, _copy_back(result, target)), result
+
+
+def in_place(x: Any) -> Item:
+    """Return the item of an array that is reduced in place; its layout is cut by the caller."""
+    value = contiguous(x)
+    whole = view(value)
+    return Item(whole, whole, Layout.even(whole.dtype, whole.numel, 1), _copy_back(x, value))
+
+
+def narrow_in_place(item: Item) -> Item:
+    """Let a float64 item of a quantised all_reduce travel as float32."""
+    if item.layout.dtype != "float64":
+        return item
+    wide = _as_array(item.full)
+    narrow = wide.astype("float32")
+    return replace(in_place(narrow), copies=((wide, narrow), *item.copies))
+
+
+def _places(given: Any, out: Any) -> list[Any]:
+    inputs = as_list(given)
+    if out is None:
+        return [None] * len(inputs)
+    places = as_list(out)
+    if len(places) != len(inputs):
+        raise ValueError(
+            f"{len(inputs)} inputs and {len(places)} outputs: one output for each input"
+        )
+    return places
+
+
+def _shard_shape(shape: tuple[int, ...], numel: int, size: int) -> tuple[int, ...]:
+    if shape and shape[0] % size == 0:
+        return (shape[0] // size, *shape[1:])
+    if numel % size:
+        raise ValueError(
+            f"reduce_scatter of shape {shape} ({numel} elements): not divisible among {size} ranks"
+        )
+    return (numel // size,)
+
+
+def _output(like: Any, out: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
+    if out is None:
+        out = empty(like, shape)
+    if is_torch(out) != is_torch(like):
+        raise TypeError(
+            f"out is a {type(out).__name__} for an input that is a {type(like).__name__}"
+        )
+    given = dtype_name(out)
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}: the result has shape {shape}")
+    if given != dtype and not (dtype in HALF and given == "float32"):
+        raise ValueError(
+            f"out is {given}: the result is {dtype}" + (" or float32" if dtype in HALF else "")
+        )
+    return out, out if is_contiguous(out) else empty(out, shape)
+
+
+def _copy_back(result: Any, target: Any) -> tuple[tuple[Any, Any], ...]:
+    return () if target is result or _same_memory(target, result) else ((result, target),)
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    if is_torch(a):
+        return bool(a.data_ptr() == b.data_ptr()) and is_contiguous(b)
+    return a is b
+
+
+def _as_array(item: View) -> Any:
+    return item.memory.view(item.dtype)

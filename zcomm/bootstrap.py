@@ -1,0 +1,163 @@
+"""How a communicator comes to be: under MPI, or as threads of this process.
+
+``init`` reads the settings, asks MPI who is there, compares with the launcher, and makes sure that all ranks agree
+(version, topology, settings). With ``abort=True`` an exception on one rank, or a rank that leaves while others still
+communicate, ends the job: hooks are installed then, never on import.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import topology as topologies
+from topology import Topology
+from zcomm import environment, exits, launcher
+from zcomm.arrays import BufferPool
+from zcomm.collectives.channel import Channel
+from zcomm.communicator import Communicator
+from zcomm.errors import PeerLost, TopologyError, ZcommError
+from zcomm.guard import agree
+from zcomm.traffic import Clock, Traffic
+from zcomm.transports.base import Transport
+from zcomm.transports.local import Hub, LocalTransport
+from zcomm.work import Stream
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+DEFAULT_MIN_NUMEL = 65536
+_MPI_STREAM: list[Stream] = []
+"""The one stream of this process, made with its first MPI communicator."""
+
+
+def init(
+    topology: str | Path | Topology = "auto",
+    device: str = "auto",
+    transport: str = "auto",
+    min_numel: int = DEFAULT_MIN_NUMEL,
+    abort: bool = True,
+    comm: MPI.Intracomm | None = None,
+) -> Communicator:
+    """Join the job and return its communicator; all ranks call it with the same arguments.
+
+    Args:
+        topology: "auto" (``ZCOMM_TOPOLOGY``, else discovered), a text such as "2x4" (2 nodes of 4), a JSON file, or a
+            :class:`topology.Topology`.
+        device: "auto" or "cpu": this version moves host memory.
+        transport: "auto" or "mpi".
+        min_numel: smaller tensors are sent exactly, whatever the codec.
+        abort: end all ranks when one fails (MPI with more than one rank).
+        comm: an mpi4py communicator instead of ``MPI.COMM_WORLD``.
+
+    Raises:
+        ZcommError: no MPI, or a launcher that started more ranks than MPI sees.
+        TopologyError: a topology that does not describe this job.
+        CollectiveMismatch: ranks whose version, topology or settings differ.
+    """
+    _check_choice("device", device, ("auto", "cpu"))
+    _check_choice("transport", transport, ("auto", "mpi"))
+    world = launcher.world() if comm is None else comm
+    from zcomm.transports.mpi import MpiTransport
+
+    moves = MpiTransport(world)
+    _configure_logging(moves.rank)
+    if abort and moves.size > 1:
+        exits.install(moves)
+    found = _topology(topology, moves.size, world)
+    if not _MPI_STREAM:
+        _MPI_STREAM.append(Stream())
+    made = _communicator(moves, found, _MPI_STREAM[0], min_numel)
+    agree(made._channel, _settings(found, min_numel))
+    if abort and moves.size > 1:
+        exits.watch(made)
+    return made
+
+
+def run_local(
+    function: Callable[[Communicator], T],
+    size: int,
+    topology: str | Path | Topology | None = None,
+    *,
+    min_numel: int = DEFAULT_MIN_NUMEL,
+) -> list[T]:
+    """Run ``function(comm)`` on ``size`` threads of this process and return the results by rank.
+
+    For unit tests, notebooks and simulations. The first rank that raises ends the others; its exception is raised.
+    """
+    found = topologies.flat(size) if topology is None else topologies.parse(topology, size)
+    hub = Hub(size)
+    results: list[Any] = [None] * size
+    errors: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        made = _communicator(LocalTransport(hub, rank), found, Stream(), min_numel)
+        try:
+            results[rank] = function(made)
+            made.close()
+        except BaseException as error:
+            errors[rank] = error
+            hub.fail(f"rank {rank} failed: {type(error).__name__}: {error}")
+
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"rank-{rank}") for rank in range(size)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first = [error for error in errors.values() if not isinstance(error, PeerLost)] or list(
+        errors.values()
+    )
+    if first:
+        raise first[0]
+    return results
+
+
+def _communicator(
+    moves: Transport, found: Topology, stream: Stream, min_numel: int
+) -> Communicator:
+    ranks = tuple(range(moves.size))
+    channel = Channel(moves, ranks, moves.rank, found, Traffic(), Clock(), BufferPool())
+    return Communicator(channel, stream, min_numel=min_numel, owner=moves)
+
+
+def _topology(given: str | Path | Topology, size: int, world: MPI.Intracomm) -> Topology:
+    if given == "auto":
+        given = environment.text("ZCOMM_TOPOLOGY") or "auto"
+    if given == "auto":
+        return topologies.discover(world)
+    return topologies.parse(given, size)
+
+
+def _settings(found: Topology, min_numel: int) -> dict[str, str]:
+    from zcomm import __version__
+
+    known = {
+        "version": __version__,
+        "topology": found.describe(),
+        "topology digest": found.digest()[:16],
+    }
+    return {**known, "min_numel": str(min_numel), **environment.settings()}
+
+
+def _configure_logging(rank: int) -> None:
+    logger = logging.getLogger("zcomm")
+    chosen = environment.text("ZCOMM_LOG")
+    logger.setLevel(chosen.upper() if chosen else logging.INFO if rank == 0 else logging.WARNING)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"zcomm[{rank}] %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def _check_choice(name: str, given: str, possible: Sequence[str]) -> None:
+    if given not in possible:
+        raise ValueError(f"{name} {given!r} is not available; possible: {', '.join(possible)}")
+
+
+__all__ = ["DEFAULT_MIN_NUMEL", "TopologyError", "ZcommError", "init", "run_local"]

@@ -1,0 +1,98 @@
+"""The kernels in C++: the functions of ``reference``, with the same bits, at the speed of memory.
+
+The compiled module checks every size before it touches memory and answers with a status; what is
+wrong is then worked out here, by the checks that ``reference`` uses. Do not assume that the floating
+point settings of the calling thread matter: they are set aside for the time of a call.
+"""
+
+from __future__ import annotations
+
+from zcomm import _native
+from zcomm.errors import CodecError
+
+from .codec import FORMATS, Codec
+from .wire import Bytes, Lengths, check_decode, check_encode, check_out, check_wires
+
+_FORMATS = {name: i for i, name in enumerate(("none", "bf16", "fp16", "int8", "int4"))}
+_DTYPES = {name: i for i, name in enumerate(("float32", "bfloat16", "float16"))}
+_DONE = 0
+
+assert set(_FORMATS) == set(FORMATS)
+
+
+def select(name: str) -> None:
+    """Use the instruction set avx512, avx2 or baseline from now on; "": the widest there is.
+
+    Raises:
+        CodecError: this CPU, or this build, lacks it.
+    """
+    if not _native.select(name):
+        raise CodecError(
+            f"ZCOMM_CPU={name}: this machine has {', '.join(_native.instruction_sets())}"
+        )
+
+
+def instruction_set() -> str:
+    """Return the instruction set in use: avx512, avx2 or baseline."""
+    return _native.instruction_set()
+
+
+def encode(
+    codec: Codec, x: Bytes, dtype: str, starts: Lengths, lengths: Lengths, out: Bytes
+) -> None:
+    """Do what ``reference.encode`` does."""
+    status = _native.encode(
+        _FORMATS[codec.format], codec.block, x, _DTYPES[dtype], starts, lengths, out
+    )
+    if status != _DONE:
+        check_encode(codec, x, dtype, starts, lengths, out)
+        raise AssertionError(f"native encode refused valid memory: status {status}")
+
+
+def decode(
+    codec: Codec, wire: Bytes, starts: Lengths, lengths: Lengths, out: Bytes, dtype: str
+) -> None:
+    """Do what ``reference.decode`` does."""
+    status = _native.decode(
+        _FORMATS[codec.format], codec.block, wire, starts, lengths, out, _DTYPES[dtype]
+    )
+    if status != _DONE:
+        check_decode(codec, [wire], starts, lengths, out, dtype)
+        raise AssertionError(f"native decode refused valid memory: status {status}")
+
+
+def decode_reduce(
+    codec: Codec,
+    wires: list[Bytes],
+    starts: Lengths,
+    lengths: Lengths,
+    out: Bytes,
+    dtype: str,
+    divisor: int,
+) -> None:
+    """Do what ``reference.decode_reduce`` does."""
+    status = _native.decode_reduce(
+        _FORMATS[codec.format], codec.block, wires, starts, lengths, out, _DTYPES[dtype], divisor
+    )
+    if status != _DONE:
+        check_decode(codec, wires, starts, lengths, out, dtype, divisor)
+        raise AssertionError(f"native decode_reduce refused valid memory: status {status}")
+
+
+def decode_reduce_encode(
+    codec_in: Codec, wires: list[Bytes], codec_out: Codec, lengths: Lengths, out: Bytes
+) -> None:
+    """Do what ``reference.decode_reduce_encode`` does."""
+    status = _native.decode_reduce_encode(
+        _FORMATS[codec_in.format],
+        codec_in.block,
+        wires,
+        _FORMATS[codec_out.format],
+        codec_out.block,
+        lengths,
+        out,
+    )
+    if status != _DONE:
+        check_wires(codec_in, wires, lengths)
+        check_out(codec_out, lengths, out)
+        raise AssertionError(f"native decode_reduce_encode refused valid memory: status {status}")

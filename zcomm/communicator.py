@@ -1,0 +1,491 @@
+"""The communicator: the object that users hold.
+
+It turns arrays into views, arguments into a plan, and runs the plan's executor on the rank's stream of operations.
+Sub-communicators (:meth:`Communicator.level`, :meth:`~Communicator.rail`, :meth:`~Communicator.split`) are the same
+transport seen through a list of ranks; they share stream, counters and level indices with their parent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from topology import Topology
+from zcomm import arguments, plan
+from zcomm.arguments import Item
+from zcomm.arrays import FLOATING, view
+from zcomm.codecs import Codec
+from zcomm.collectives import plain
+from zcomm.collectives.all_gather import all_gather
+from zcomm.collectives.all_reduce import SMALL_NBYTES, all_reduce, all_reduce_small
+from zcomm.collectives.channel import Channel
+from zcomm.collectives.reduce_scatter import reduce_scatter
+from zcomm.errors import ZcommError
+from zcomm.guard import Guard
+from zcomm.plan import CodecSpec, Layout, Plan, parse_codecs
+from zcomm.traffic import Clock, Traffic
+from zcomm.transports.base import Transport
+from zcomm.work import Stream
+
+logger = logging.getLogger("zcomm")
+
+
+class Communicator:
+    """A group of ranks that communicate. Made by :func:`zcomm.init` or :func:`zcomm.run_local`.
+
+    Every collective is called by all ranks of the group, in one order. Arrays may be torch CPU tensors or NumPy arrays,
+    of any shape and any number of elements; results are of the caller's kind. With ``async_op=True`` an operation
+    returns a :class:`~zcomm.work.Work` at once; leave its arrays alone until ``wait()``.
+
+    ``codec`` is None, a name, a :class:`~zcomm.codecs.Codec`, or one per level of the topology, innermost first.
+    ``algorithm`` is auto, flat, hierarchical or ordered. Tensors of fewer than ``min_numel`` elements travel exactly.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        stream: Stream,
+        *,
+        min_numel: int,
+        name: str = "world",
+        owner: Transport | None = None,
+    ) -> None:
+        self.name = name
+        self._owner = owner
+        self.min_numel = min_numel
+        self._channel = channel
+        self._stream = stream
+        self._guard = Guard(channel)
+        self._plans: dict[object, Plan] = {}
+        self._children: dict[tuple[str, int], Communicator] = {}
+        self._splits = 0
+        self._said: set[object] = set()
+        self._closed = False
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank in the group."""
+        return self._channel.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+        return self._channel.size
+
+    @property
+    def topology(self) -> Topology:
+        """Who is near whom among these ranks."""
+        return self._channel.topology
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes sent by this rank, all communicators of the process together."""
+        return self._channel.traffic
+
+    @property
+    def clock(self) -> Clock:
+        """Seconds spent encoding, communicating and decoding by this rank."""
+        return self._channel.clock
+
+    def level(self, level: int) -> Communicator:
+        """Return the communicator of this rank's group at a level (0 = innermost; the last is all ranks)."""
+        return self._child("level", level, self.topology.group(level, self.rank))
+
+    def rail(self, level: int) -> Communicator:
+        """Return the communicator of the ranks that differ from this one only in their coordinate at ``level``."""
+        return self._child("rail", level, self.topology.rail(level, self.rank))
+
+    def split(self, color: int, key: int) -> Communicator:
+        """Return the communicator of the ranks that gave the same ``color``, ordered by (key, rank)."""
+        rows = self.all_gather_values(np.array([color, key], np.int64))
+        ranks = [rank for rank in range(self.size) if rows[rank, 0] == color]
+        ranks.sort(key=lambda rank: (int(rows[rank, 1]), rank))
+        self._splits += 1
+        return self._subgroup(f"{self.name}/split{self._splits}.{color}", tuple(ranks))
+
+    def all_gather(
+        self,
+        shard: Any,
+        out: Any = None,
+        *,
+        codec: CodecSpec = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+    ) -> Any:
+        """Gather the shards of all ranks: (a, …) -> (W·a, …), a 0-d array -> (W,).
+
+        ``shard`` may be a list: one message, each item in its own dtype, and a list comes back. ``out`` is written
+        where given; it may be float32 for 16-bit shards.
+
+        Raises:
+            ValueError: shapes or codec that do not fit; the message holds both numbers.
+            CollectiveMismatch: on all ranks, when they called different things.
+        """
+        items, result = arguments.gather_items(shard, out, self.size)
+        return self._gather(items, result, codec, algorithm, self.min_numel, async_op)
+
+    def reduce_scatter(
+        self,
+        full: Any,
+        out: Any = None,
+        *,
+        op: str = "sum",
+        codec: CodecSpec = None,
+        algorithm: str = "auto",
+        reduce_dtype: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduce over all ranks and keep the own part: (a, …) -> (a/W, …), or 1-D where only the elements divide.
+
+        16-bit floating point is summed in float32; ``op="avg"`` divides once, at the end. ``reduce_dtype="float32"``
+        keeps partial sums of bfloat16 in float32 between levels. ``full`` and ``out`` as in :meth:`all_gather`.
+
+        Raises:
+            ValueError: elements that W does not divide, an op or a codec that the dtype does not allow.
+            CollectiveMismatch: on all ranks, when they called different things.
+        """
+        items, result = arguments.reduce_items(full, out, self.size)
+        return self._reduce(
+            items, result, op, codec, algorithm, reduce_dtype, self.min_numel, async_op
+        )
+
+    def all_reduce(
+        self,
+        x: Any,
+        *,
+        op: str = "sum",
+        codec: CodecSpec = None,
+        algorithm: str = "auto",
+        reduce_dtype: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduce over all ranks, in place (sum, avg, min, max, product, and, or, xor); return ``x``.
+
+        All ranks end with the same bits. The gather that follows the reduction uses the outermost codec. ``x`` may be
+        a list: one message.
+
+        Raises:
+            ValueError: an op or a codec that the dtype does not allow.
+            CollectiveMismatch: on all ranks, when they called different things.
+        """
+        items = [arguments.in_place(one) for one in arguments.as_list(x)]
+        arguments.check_op(op, [item.layout.dtype for item in items])
+        codecs = self._codecs("all_reduce", codec, items, self.min_numel)
+        if any(codecs):
+            items = [arguments.narrow_in_place(item) for item in items]
+        layouts = [Layout.cut(item.full.dtype, item.full.numel, self.size) for item in items]
+        scatter = self._plan(
+            "reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype, "all_reduce"
+        )
+        gather = self._plan(
+            "all_gather", layouts, (codecs[-1],) * len(codecs), algorithm, "sum", None, "all_reduce"
+        )
+        self._say(scatter, "all_reduce")
+        small = not any(codecs) and sum(item.full.memory.size for item in items) <= SMALL_NBYTES
+        divisor = self.size if op == "avg" else 1
+
+        def execute() -> None:
+            tensors = [item.full for item in items]
+            if small and self.size > 1:
+                all_reduce_small(self._channel, scatter, tensors, op, divisor)
+            elif self.size > 1:
+                all_reduce(self._channel, scatter, gather, tensors, op, divisor)
+
+        return self._issue(self._describe(scatter, op), execute, items, x, async_op)
+
+    def all_to_all(self, send: Any, out: Any = None, *, async_op: bool = False) -> Any:
+        """Send the i-th of W equal parts of dimension 0 to rank i: (W·a, …) -> (W·a, …).
+
+        Raises:
+            ValueError: when W does not divide dimension 0.
+        """
+        if send.ndim == 0 or send.shape[0] % self.size:
+            raise ValueError(
+                f"all_to_all of shape {tuple(send.shape)}: dimension 0 not divisible by {self.size} ranks"
+            )
+        item, result = arguments.all_to_all_item(send, out)
+
+        def execute() -> None:
+            plain.all_to_all(self._channel, item.full, item.shard)
+
+        words = f"all_to_all {item.full.dtype}[{item.full.numel}]"
+        return self._issue(words, execute, [item], result, async_op)
+
+    def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
+        """Copy the root's ``x`` to all ranks, in place; return ``x``."""
+        self._check_peer(root)
+        item = arguments.in_place(x)
+
+        def execute() -> None:
+            plain.broadcast(self._channel, item.full, root)
+
+        words = f"broadcast {item.full.dtype}[{item.full.numel}] root={root}"
+        return self._issue(words, execute, [item], x, async_op)
+
+    def send(self, x: Any, peer: int) -> None:
+        """Send ``x`` to one rank, which calls :meth:`recv` with an array of the same size and dtype."""
+        self._check_peer(peer, other=True)
+        item = arguments.in_place(x)
+        self._stream.call(lambda: plain.send(self._channel, item.full, peer))
+
+    def recv(self, x: Any, peer: int) -> Any:
+        """Receive into ``x``, which is contiguous, what one rank sends; return ``x``."""
+        self._check_peer(peer, other=True)
+        target = view(x)
+        self._stream.call(lambda: plain.recv(self._channel, target, peer))
+        return x
+
+    def barrier(self) -> None:
+        """Return when all ranks have called."""
+
+        def execute() -> None:
+            if not self._guard.enabled:
+                plain.barrier(self._channel)
+
+        self._issue("barrier", execute, [], None, False)
+
+    def all_gather_values(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the control values of all ranks: a NumPy array (n,) -> (W, n).
+
+        For norms, flags and digests: combine the rows in ascending order, and every rank has the same bits.
+        """
+        rows: list[npt.NDArray[Any]] = []
+
+        def execute() -> None:
+            rows.append(plain.gather_values(self._channel, values))
+
+        self._issue(f"values {values.dtype}{list(values.shape)}", execute, [], None, False)
+        return rows[0]
+
+    def gather_layout(
+        self,
+        shards: Sequence[Any],
+        fulls: Sequence[Any],
+        layouts: Sequence[Layout],
+        *,
+        codec: CodecSpec = None,
+        algorithm: str = "auto",
+        min_numel: int | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Gather shards that consist of segments; ``fulls`` are written where the layouts' segments say.
+
+        ``shards[i]`` holds this rank's segments of layout i, one after the other; it may be longer. All items travel in
+        one message per peer and hop. Counted as all_gather. Returns ``fulls``.
+        """
+        items = arguments.layout_items(shards, fulls, layouts, self.rank)
+        limit = self.min_numel if min_numel is None else min_numel
+        return self._gather(items, fulls, codec, algorithm, limit, async_op)
+
+    def reduce_layout(
+        self,
+        fulls: Sequence[Any],
+        shards: Sequence[Any],
+        layouts: Sequence[Layout],
+        *,
+        op: str = "avg",
+        codec: CodecSpec = None,
+        algorithm: str = "auto",
+        reduce_dtype: str | None = None,
+        min_numel: int | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduce ``fulls`` over all ranks; this rank's segments are written, compact, to ``shards``.
+
+        The reverse of :meth:`gather_layout`; ``shards`` may be float32 for 16-bit ``fulls``. Counted as reduce_scatter.
+        Returns ``shards``.
+        """
+        items = arguments.layout_items(shards, fulls, layouts, self.rank)
+        limit = self.min_numel if min_numel is None else min_numel
+        return self._reduce(items, shards, op, codec, algorithm, reduce_dtype, limit, async_op)
+
+    def close(self) -> None:
+        """Finish what was issued and release the transport; all ranks call it. Sub-communicators end with it."""
+        if not self._closed and self._owner is not None:
+            self.leave()
+            self._owner.close()
+
+    def leave(self) -> None:
+        """Take leave of the other ranks: they do the same, or all of them raise ``CollectiveMismatch``."""
+        if not self._closed:
+            self._closed = True
+            self._stream.call(lambda: self._guard.check("leaving the job", patient=True))
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def _gather(
+        self,
+        items: list[Item],
+        result: Any,
+        codec: CodecSpec,
+        algorithm: str,
+        min_numel: int,
+        async_op: bool,
+    ) -> Any:
+        codecs = self._codecs("all_gather", codec, items, min_numel)
+        if any(codecs):
+            items = [arguments.narrow_gather(item) for item in items]
+        made = self._plan(
+            "all_gather", [item.layout for item in items], codecs, algorithm, "sum", None
+        )
+        self._say(made, "all_gather")
+
+        def execute() -> None:
+            all_gather(
+                self._channel, made, [item.shard for item in items], [item.full for item in items]
+            )
+
+        return self._issue(self._describe(made), execute, items, result, async_op)
+
+    def _reduce(
+        self,
+        items: list[Item],
+        result: Any,
+        op: str,
+        codec: CodecSpec,
+        algorithm: str,
+        reduce_dtype: str | None,
+        min_numel: int,
+        async_op: bool,
+    ) -> Any:
+        arguments.check_op(op, [item.layout.dtype for item in items])
+        codecs = self._codecs("reduce_scatter", codec, items, min_numel)
+        if any(codecs):
+            items = [arguments.narrow_reduce(item) for item in items]
+        layouts = [item.layout for item in items]
+        made = self._plan("reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype)
+        self._say(made, "reduce_scatter")
+        divisor = self.size if op == "avg" else 1
+
+        def execute() -> None:
+            fulls, shards = [item.full for item in items], [item.shard for item in items]
+            reduce_scatter(self._channel, made, fulls, shards, op, divisor)
+
+        return self._issue(self._describe(made, op), execute, items, result, async_op)
+
+    def _issue(
+        self,
+        words: str,
+        execute: Callable[[], None],
+        items: list[Item],
+        result: Any,
+        async_op: bool,
+    ) -> Any:
+        """Run one operation on the stream: handshake, execution, delivery."""
+        if self._closed:
+            raise ZcommError(f"{words}: the communicator is closed")
+
+        def run() -> Any:
+            self._guard.check(words)
+            execute()
+            for item in items:
+                item.deliver()
+            return result
+
+        return self._stream.submit(run) if async_op else self._stream.call(run)
+
+    def _codecs(
+        self, operation: str, spec: CodecSpec, items: list[Item], min_numel: int
+    ) -> tuple[Codec | None, ...]:
+        codecs = parse_codecs(spec, len(self.topology.levels))
+        if not any(codecs):
+            return codecs
+        dtypes = [item.layout.dtype for item in items]
+        if dtypes and not FLOATING.intersection(dtypes):
+            raise ValueError(
+                f"{operation} of {', '.join(sorted(set(dtypes)))}: a codec needs floating point"
+            )
+        numel = sum(item.layout.numel for item in items)
+        if numel >= min_numel:
+            return codecs
+        self._say_once(
+            (operation, "small"),
+            f"{operation} of {numel} elements travels exactly: min_numel={min_numel}",
+        )
+        return (None,) * len(codecs)
+
+    def _plan(
+        self,
+        operation: str,
+        layouts: Sequence[Layout],
+        codecs: tuple[Codec | None, ...],
+        algorithm: str,
+        op: str,
+        reduce_dtype: str | None,
+        counted_as: str | None = None,
+    ) -> Plan:
+        key = (operation, tuple(layouts), codecs, algorithm, op, reduce_dtype, counted_as)
+        if key not in self._plans:
+            if not self.topology.uniform:
+                self._say_once("uneven", f"{self.topology.describe()}", logging.WARNING)
+            self._plans[key] = plan.make(
+                operation,
+                layouts,
+                self.topology,
+                codecs=codecs,
+                algorithm=algorithm,
+                op=op,
+                reduce_dtype=reduce_dtype,
+                counted_as=counted_as,
+            )
+        return self._plans[key]
+
+    def _describe(self, made: Plan, op: str = "") -> str:
+        """Return the call in words, the same on all ranks that mean the same."""
+        items = ", ".join(f"{layout.dtype}[{layout.numel}]" for layout in made.layouts[:4])
+        more = f" and {len(made.layouts) - 4} more" if len(made.layouts) > 4 else ""
+        codecs = "/".join(dict.fromkeys(str(w.codec) for hop in made.hops for w in hop.formats))
+        digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4).hexdigest()
+        reduction = f" op={op}" if op else ""
+        return f"{made.counted_as} {items}{more}{reduction} codec={codecs} algorithm={made.algorithm} layout={digest}"
+
+    def _say(self, made: Plan, operation: str) -> None:
+        codecs = ", ".join(
+            dict.fromkeys(str(wire.codec) for hop in made.hops for wire in hop.formats)
+        )
+        how = f"{made.algorithm} ({len(made.hops)}-hop)"
+        self._say_once((operation, how, codecs), f"{operation} runs {how}, codec {codecs or None}")
+
+    def _say_once(self, key: object, text: str, level: int = logging.INFO) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            if self.rank == 0:
+                logger.log(level, "%s: %s", self.name, text)
+
+    def _child(self, kind: str, level: int, ranks: tuple[int, ...]) -> Communicator:
+        if (kind, level) not in self._children:
+            self._children[kind, level] = self._subgroup(
+                f"{self.name}/{kind}{level}.{min(ranks)}", ranks
+            )
+        return self._children[kind, level]
+
+    def _subgroup(self, name: str, ranks: tuple[int, ...]) -> Communicator:
+        channel = replace(
+            self._channel,
+            ranks=tuple(self._channel.ranks[rank] for rank in ranks),
+            rank=ranks.index(self.rank),
+            topology=self.topology.restrict(ranks),
+        )
+        return Communicator(channel, self._stream, min_numel=self.min_numel, name=name)
+
+    def _check_peer(self, rank: int, *, other: bool = False) -> None:
+        if not 0 <= rank < self.size or (other and rank == self.rank):
+            possible = f"0 to {self.size - 1}" + (f" but {self.rank}, this rank" if other else "")
+            raise ValueError(f"rank {rank} is not a peer; possible: {possible}")

@@ -1,0 +1,44 @@
+// Whole messages: where segments lie on the wire and in memory, tile by tile over a table's loops.
+//
+// Every function checks all sizes before it touches memory and says so in its Status; what exactly
+// is wrong is worked out, and worded, by the caller. Inputs and outputs must not overlap.
+#pragma once
+
+#include <vector>
+
+#include "table.h"
+
+namespace zcomm {
+
+enum Status { DONE = 0, DOES_NOT_FIT = 1, PADDING_NOT_ZERO = 2 };
+
+struct Codec {
+    Format format;
+    i64 block;  // elements; a power of two for quantised formats, else unused
+};
+
+struct Input {
+    const u8* data;
+    i64 nbytes;
+};
+
+struct Output {
+    u8* data;
+    i64 nbytes;
+};
+
+// Runs of elements of a typed memory. Without starts they follow each other.
+struct Segments {
+    const i64* starts;
+    const i64* lengths;
+    i64 count;
+};
+
+Status encode(const Table&, Codec, Input x, Dtype, Segments, Output wire);
+Status decode(const Table&, Codec, Input wire, Segments, Output out, Dtype);
+Status decode_reduce(const Table&, Codec, const std::vector<Input>& wires, Segments, Output out,
+                     Dtype, i64 divisor);
+Status decode_reduce_encode(const Table&, Codec in, const std::vector<Input>& wires, Codec out,
+                            Segments, Output wire);
+
+}  // namespace zcomm

@@ -1,0 +1,54 @@
+"""One rank fails: all ranks end. The hooks of ``zcomm.init(abort=True)``.
+
+An uncaught exception prints its traceback through the hook that was there before, then aborts the job. A rank that
+leaves (``sys.exit``, the end of the script) shakes hands once more, as the operation "exit": the others do the same
+when they leave, or are found in another operation, which ends them all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from types import TracebackType
+from weakref import WeakSet
+
+from zcomm.communicator import Communicator
+from zcomm.errors import CollectiveMismatch
+from zcomm.transports.base import Transport
+
+_OPEN: WeakSet[Communicator] = WeakSet()
+_INSTALLED: list[Transport] = []
+
+
+def install(transport: Transport) -> None:
+    """Abort the job through ``transport`` when an exception reaches the top of this process. Once per process."""
+    if _INSTALLED:
+        return
+    _INSTALLED.append(transport)
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        _abort(transport, f"{kind.__name__} on this rank: ending all {transport.size} ranks")
+
+    sys.excepthook = hook
+    atexit.register(_leave)
+
+
+def watch(comm: Communicator) -> None:
+    """Shake hands on this communicator when the process ends, unless it was closed before."""
+    _OPEN.add(comm)
+
+
+def _leave() -> None:
+    for comm in list(_OPEN):
+        try:
+            comm.leave()
+        except CollectiveMismatch as error:
+            _abort(_INSTALLED[0], f"this rank left while others did not: {error}")
+
+
+def _abort(transport: Transport, text: str) -> None:
+    print(f"zcomm[{transport.rank}]: {text}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    transport.abort(1)

@@ -1,0 +1,52 @@
+"""Who started this process, and does MPI know? A job must never become N silent worlds of one rank."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from zcomm.errors import ZcommError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SIZE_VARIABLES = {
+    "PMI_SIZE": "an MPICH or Intel MPI launcher",
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "SLURM_NTASKS": "Slurm",
+    "WORLD_SIZE": "torchrun",
+}
+
+
+def world() -> MPI.Intracomm:
+    """Return ``MPI.COMM_WORLD``, once it is sure that it is the job that the launcher started.
+
+    Raises:
+        ZcommError: no mpi4py or no MPI library, or a launcher that started more ranks than MPI sees.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ZcommError(
+            f"MPI cannot be loaded ({error}); pip install 'zcomm[mpi]' brings mpi4py and MPICH"
+        ) from None
+    check(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().splitlines()[0].strip("\x00 "))
+    return MPI.COMM_WORLD
+
+
+def check(size: int, library: str) -> None:
+    """Compare MPI's number of ranks with what the launchers say.
+
+    Raises:
+        ZcommError: MPI sees one rank and a launcher started more.
+    """
+    for variable, launcher in SIZE_VARIABLES.items():
+        started = os.environ.get(variable, "")
+        if size != 1 or not started.isdigit() or int(started) <= 1:
+            continue
+        if variable == "SLURM_NTASKS" and "SLURM_PROCID" not in os.environ:
+            continue
+        raise ZcommError(
+            f"{launcher} started {started} ranks ({variable}) but MPI ({library}) sees only this one: start the job with "
+            f"the mpirun of that MPI, or install mpi4py for the launcher's MPI"
+        )

@@ -1,0 +1,386 @@
+"""One description of what travels: the hops that executors, traffic and models all read.
+
+Words: a *layout* says for every rank which *segments* (runs of elements) of a flat full buffer are its shard. A *hop* is
+one exchange: over one level of the topology (with the rail peers of that level), or with all ranks (``level=None``).
+The *cargo* of a message is the shards inside it, one wire chunk each, in ownership order. ``formats`` say how the
+elements of each layout look on the wire during a hop.
+
+A plan is the same object on every rank; what one rank does is asked with its number. Ranks are those of the
+communicator. One-rank levels have no hop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from topology import Topology, flat
+from zcomm.arrays import FLOATING, HALF, ITEMSIZE
+from zcomm.codecs import Codec
+
+Indices = npt.NDArray[np.int64]
+CodecSpec = None | str | Codec | Sequence[None | str | Codec]
+
+ALGORITHMS = ("auto", "flat", "hierarchical", "ordered")
+ALIGNMENT = 4096
+"""Shards of a cut-up tensor (all_reduce) start at multiples of this many elements: whole blocks of every codec."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of ``numel`` elements of a flat buffer, from element ``start``. Blocks of a codec restart here."""
+
+    start: int
+    numel: int
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """For every rank, in order, the segments of a flat full buffer that are its shard.
+
+    The *compact* form of a shard is its segments one after the other. Layouts compare by content.
+    """
+
+    dtype: str
+    shards: tuple[tuple[Segment, ...], ...]
+
+    @staticmethod
+    def even(dtype: str, numel: int, size: int) -> Layout:
+        """Cut ``numel`` elements, a multiple of ``size``, into ``size`` equal runs in rank order."""
+        return _even(dtype, numel, size)
+
+    @staticmethod
+    def cut(dtype: str, numel: int, size: int) -> Layout:
+        """Cut any number of elements into ``size`` runs in rank order, each a multiple of ``ALIGNMENT`` but the last."""
+        return _cut(dtype, numel, size)
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all shards."""
+        return sum(self.shard_numel(rank) for rank in range(len(self.shards)))
+
+    @cached_property
+    def extent(self) -> int:
+        """Elements that the full buffer must have."""
+        return max(
+            (segment.start + segment.numel for shard in self.shards for segment in shard), default=0
+        )
+
+    def shard_numel(self, rank: int) -> int:
+        """Elements of one rank's shard."""
+        return sum(self.lengths(rank))
+
+    def lengths(self, rank: int) -> tuple[int, ...]:
+        """Segment lengths of one rank's shard."""
+        return tuple(segment.numel for segment in self.shards[rank])
+
+    @cached_property
+    def _tables(self) -> tuple[tuple[Indices, Indices, Indices], ...]:
+        tables = []
+        for shard in self.shards:
+            starts = np.array([segment.start for segment in shard], np.int64)
+            lengths = np.array([segment.numel for segment in shard], np.int64)
+            tables.append((starts, lengths, np.cumsum(lengths) - lengths))
+        return tuple(tables)
+
+    def table(self, rank: int, *, compact: bool = False) -> tuple[Indices, Indices]:
+        """Return (starts, lengths) of a shard's segments, in the full buffer or in its compact form."""
+        starts, lengths, packed = self._tables[rank]
+        return (packed if compact else starts), lengths
+
+    def run(self, rank: int, *, compact: bool = False) -> Segment | None:
+        """Return the shard as one run of elements, or None where it lies in several."""
+        starts, lengths = self.table(rank, compact=compact)
+        if len(starts) == 0:
+            return Segment(0, 0)
+        ends = starts + lengths
+        if np.array_equal(starts[1:], ends[:-1]):
+            return Segment(int(starts[0]), int(ends[-1] - starts[0]))
+        return None
+
+    @cached_property
+    def key(self) -> bytes:
+        """Digest of the content: layouts with equal keys are equal."""
+        digest = blake2b(f"{self.dtype}/{len(self.shards)}".encode(), digest_size=16)
+        for starts, lengths, _ in self._tables:
+            digest.update(np.int64(len(starts)).tobytes() + starts.tobytes() + lengths.tobytes())
+        return digest.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=1024)
+def _even(dtype: str, numel: int, size: int) -> Layout:
+    each = numel // size
+    return Layout(dtype, tuple((Segment(rank * each, each),) for rank in range(size)))
+
+
+@lru_cache(maxsize=1024)
+def _cut(dtype: str, numel: int, size: int) -> Layout:
+    blocks = -(-numel // (size * ALIGNMENT))
+    bounds = [min(rank * blocks * ALIGNMENT, numel) for rank in range(size + 1)]
+    return Layout(
+        dtype, tuple((Segment(lo, hi - lo),) for lo, hi in zip(bounds, bounds[1:], strict=False))
+    )
+
+
+@dataclass(frozen=True)
+class WireFormat:
+    """How elements of ``dtype`` look on the wire: through ``codec``, or as they are (None)."""
+
+    dtype: str
+    codec: Codec | None = None
+
+    def wire_nbytes(self, lengths: tuple[int, ...]) -> int:
+        """Return the bytes of one wire chunk whose segments have these lengths."""
+        if self.codec is None:
+            return sum(lengths) * ITEMSIZE[self.dtype]
+        return _encoded_nbytes(self.codec, self.dtype, lengths)
+
+
+@lru_cache(maxsize=65536)
+def _encoded_nbytes(codec: Codec, dtype: str, lengths: tuple[int, ...]) -> int:
+    return codec.wire_nbytes(sum(lengths), dtype=dtype, segments=lengths)
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One exchange over a level (None: among all ranks); ``formats`` hold one entry per layout."""
+
+    level: int | None
+    formats: tuple[WireFormat, ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank sends to one peer in one hop; ``level`` is where the bytes travel."""
+
+    peer: int
+    level: int
+    cargo: tuple[int, ...]
+    logical_nbytes: int
+    wire_nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The hops of one operation.
+
+    ``nesting`` is the topology that defines the order of exact sums, ``partials`` how each layout's partial sums are
+    rounded between its levels: every algorithm obeys both, so none changes a bit of an exact result. ``counted_as`` is
+    the operation in the traffic counters (the two plans of an all_reduce count as all_reduce).
+    """
+
+    operation: str
+    algorithm: str
+    layouts: tuple[Layout, ...]
+    topology: Topology
+    hops: tuple[Hop, ...]
+    nesting: Topology
+    partials: tuple[WireFormat, ...]
+    counted_as: str
+    _messages: dict[tuple[int, int], tuple[Message, ...]] = field(default_factory=dict, repr=False)
+
+    @property
+    def quantised(self) -> bool:
+        """Tell whether any hop goes through a codec."""
+        return any(wire.codec is not None for hop in self.hops for wire in hop.formats)
+
+    @cached_property
+    def _families(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        families: dict[tuple[int, ...], list[int]] = {}
+        for rank in self.topology.ownership():
+            at = self.topology.coordinates(rank)
+            for depth in range(1, len(at) + 1):
+                families.setdefault(at[:depth], []).append(rank)
+        return {prefix: tuple(ranks) for prefix, ranks in families.items()}
+
+    def peers(self, hop: Hop, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the exchange that ``rank`` is part of, itself included, ascending."""
+        if hop.level is None:
+            return tuple(range(self.topology.size))
+        return self.topology.rail(hop.level, rank)
+
+    def cargo(self, hop: Hop, rank: int, peer: int) -> tuple[int, ...]:
+        """Return the shards inside the message from ``rank`` to ``peer``.
+
+        Gathering, a rank sends the shards that it holds: those that share its coordinates up to the hop's level.
+        Reducing, it sends the shards on their way to the peer: those that share the peer's.
+        """
+        at = rank if self.operation == "all_gather" else peer
+        if hop.level is None:
+            return (at,)
+        return self._families[self.topology.coordinates(at)[: hop.level + 1]]
+
+    def chunk_nbytes(self, hop: Hop, shard: int) -> int:
+        """Return the bytes of one shard's wire chunk in a hop, all layouts together."""
+        pairs = zip(self.layouts, hop.formats, strict=True)
+        return sum(wire.wire_nbytes(layout.lengths(shard)) for layout, wire in pairs)
+
+    def messages(self, index: int, rank: int) -> tuple[Message, ...]:
+        """Return what ``rank`` sends in hop number ``index``, itself left out."""
+        if (index, rank) not in self._messages:
+            hop = self.hops[index]
+            peers = self.peers(hop, rank)
+            found = tuple(self._message(hop, rank, peer) for peer in peers if peer != rank)
+            self._messages[index, rank] = found
+        return self._messages[index, rank]
+
+    def _message(self, hop: Hop, rank: int, peer: int) -> Message:
+        cargo = self.cargo(hop, rank, peer)
+        logical = sum(
+            layout.shard_numel(shard) * ITEMSIZE[layout.dtype]
+            for shard in cargo
+            for layout in self.layouts
+        )
+        wire = sum(self.chunk_nbytes(hop, shard) for shard in cargo)
+        return Message(peer, self.topology.distance(rank, peer), cargo, logical, wire)
+
+    def wire_nbytes(self, rank: int) -> dict[int, int]:
+        """Return the bytes that ``rank`` sends, per level of the topology."""
+        total: dict[int, int] = {}
+        for index in range(len(self.hops)):
+            for message in self.messages(index, rank):
+                total[message.level] = total.get(message.level, 0) + message.wire_nbytes
+        return total
+
+
+def parse_codecs(spec: CodecSpec, levels: int) -> tuple[Codec | None, ...]:
+    """Read a codec argument: nothing, one for all levels, or one per level, innermost first.
+
+    ``"int8,int4"`` in one text is the same as the tuple. A codec that changes nothing (``none``) is nothing.
+
+    Raises:
+        ValueError: when the number of entries is neither one nor ``levels``.
+        CodecError: when a text is not a codec.
+    """
+    if spec is None or isinstance(spec, str | Codec):
+        spec = [spec] * levels
+    if len(spec) != levels:
+        raise ValueError(
+            f"codec {tuple(map(str, spec))} has {len(spec)} entries for a topology of {levels} levels"
+        )
+    codecs = (None if entry is None else Codec.parse(entry) for entry in spec)
+    return tuple(None if codec is None or codec.format == "none" else codec for codec in codecs)
+
+
+def make(
+    operation: str,
+    layouts: Sequence[Layout],
+    topology: Topology,
+    *,
+    codecs: tuple[Codec | None, ...] | None = None,
+    algorithm: str = "auto",
+    op: str = "sum",
+    reduce_dtype: str | None = None,
+    counted_as: str | None = None,
+) -> Plan:
+    """Plan an ``"all_gather"`` or a ``"reduce_scatter"`` of these layouts.
+
+    Raises:
+        ValueError: for an algorithm that is unknown or that the topology does not allow, or codecs that the
+            operation cannot use.
+    """
+    codecs = codecs or (None,) * len(topology.levels)
+    algorithm = choose(algorithm, topology)
+    nesting = flat(topology.size) if algorithm == "ordered" else topology
+    if algorithm == "hierarchical":
+        levels: list[int | None] = [level for level, n in enumerate(topology.shape) if n > 1]
+    else:
+        levels = [None] if topology.size > 1 else []
+    if operation == "all_gather":
+        hops = _gather_hops(tuple(layouts), levels[::-1], codecs)
+    else:
+        hops = _reduce_hops(tuple(layouts), levels, codecs, op, reduce_dtype)
+    partials = tuple(WireFormat(hop_dtype(layout.dtype, reduce_dtype)) for layout in layouts)
+    return Plan(
+        operation,
+        algorithm,
+        tuple(layouts),
+        topology,
+        hops,
+        nesting,
+        partials,
+        counted_as or operation,
+    )
+
+
+def choose(algorithm: str, topology: Topology) -> str:
+    """Resolve ``"auto"``: hierarchical where more than one level has several groups, else flat."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm {algorithm!r} is unknown; possible: {', '.join(ALGORITHMS)}")
+    if algorithm == "auto":
+        several = topology.uniform and sum(n > 1 for n in topology.shape) > 1
+        return "hierarchical" if several else "flat"
+    if algorithm == "hierarchical" and not topology.uniform:
+        raise ValueError(
+            f"algorithm 'hierarchical' needs groups of equal size at every level; this topology is "
+            f"{topology.describe()}; possible: auto, flat, ordered"
+        )
+    return algorithm
+
+
+def _gather_hops(
+    layouts: tuple[Layout, ...], levels: list[int | None], codecs: tuple[Codec | None, ...]
+) -> tuple[Hop, ...]:
+    given = {codec for codec in codecs if codec is not None}
+    if len(given) > 1:
+        raise ValueError(
+            f"all_gather encodes once, at the source: one codec and None for other levels, got {_names(codecs)}"
+        )
+    hops = []
+    decoded = False
+    for level in levels:
+        codec = codecs[-1 if level is None else level]
+        if decoded and codec is not None:
+            raise ValueError(
+                f"all_gather goes from the outermost level inwards: level {level} cannot have a codec when a level "
+                f"outside it has none, got {_names(codecs)}"
+            )
+        decoded = codec is None
+        hops.append(Hop(level, tuple(_format(layout.dtype, codec) for layout in layouts)))
+    return tuple(hops)
+
+
+def _reduce_hops(
+    layouts: tuple[Layout, ...],
+    levels: list[int | None],
+    codecs: tuple[Codec | None, ...],
+    op: str,
+    reduce_dtype: str | None,
+) -> tuple[Hop, ...]:
+    if op not in ("sum", "avg") and any(codecs):
+        raise ValueError(f"codec {_names(codecs)} applies to sum and avg, not to {op}")
+    hops = []
+    for position, level in enumerate(levels):
+        codec = codecs[-1 if level is None else level]
+        names = [
+            layout.dtype if position == 0 else hop_dtype(layout.dtype, reduce_dtype)
+            for layout in layouts
+        ]
+        hops.append(Hop(level, tuple(_format(name, codec) for name in names)))
+    return tuple(hops)
+
+
+def hop_dtype(dtype: str, reduce_dtype: str | None = None) -> str:
+    """Return the dtype of partial sums between levels (DESIGN: bf16 stays bf16, fp16's range is too small)."""
+    if dtype in HALF:
+        return dtype if dtype == "bfloat16" and reduce_dtype is None else "float32"
+    return dtype
+
+
+def _format(dtype: str, codec: Codec | None) -> WireFormat:
+    return WireFormat(dtype, codec if dtype in FLOATING else None)
+
+
+def _names(codecs: tuple[Codec | None, ...]) -> str:
+    return "(" + ", ".join("None" if codec is None else str(codec) for codec in codecs) + ")"

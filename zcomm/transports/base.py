@@ -1,0 +1,44 @@
+"""What a transport is: something that moves bytes among the ranks of one job.
+
+Everything else (order, meaning, sizes, sub-groups) is decided above it. Ranks here are those of the transport. Between
+two ranks messages arrive in the order in which they were sent; both sides know every size. No pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from zcomm.arrays import Memory
+
+
+class Transport(Protocol):
+    """Moves bytes among ``size`` ranks, of which this is number ``rank``."""
+
+    rank: int
+    size: int
+    name: str
+
+    def exchange(
+        self,
+        sends: Mapping[int, Memory],
+        recvs: Mapping[int, Memory],
+        *,
+        timeout: float | None = None,
+    ) -> frozenset[int]:
+        """Send and receive one message per named peer; return when all are done.
+
+        Args:
+            sends: bytes for each peer; unchanged until the call returns. Empty messages are not sent.
+            recvs: memory for what each peer sends here, of exactly that size.
+            timeout: seconds after which the call gives up, None for never.
+
+        Returns:
+            The peers whose message has not arrived (empty unless the time ran out).
+        """
+
+    def abort(self, code: int) -> None:
+        """End all ranks of the job."""
+
+    def close(self) -> None:
+        """Release what the transport holds; all ranks call it."""

@@ -1,0 +1,92 @@
+"""Ranks that are threads of one process: for unit tests, notebooks and simulations of hundreds of ranks.
+
+Messages are copied when they are sent, so that a sender never waits. A rank that fails closes the *hub*, which ends the
+wait of all others with ``PeerLost``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from zcomm.arrays import Memory
+from zcomm.errors import PeerLost
+
+POLL_SECONDS = 0.05
+
+
+class Hub:
+    """The mailboxes of ``size`` ranks, and the reason why the job ended, if it did."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.failure: str | None = None
+        self._boxes: dict[tuple[int, int], SimpleQueue[Memory]] = {
+            (source, target): SimpleQueue() for source in range(size) for target in range(size)
+        }
+
+    def box(self, source: int, target: int) -> SimpleQueue[Memory]:
+        """Return the messages on their way from one rank to another."""
+        return self._boxes[source, target]
+
+    def fail(self, reason: str) -> None:
+        """End the job: every rank that waits raises ``PeerLost``. The first reason stays."""
+        self.failure = self.failure or reason
+
+
+class LocalTransport:
+    """One rank of a :class:`Hub`."""
+
+    name = "local"
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self.rank = rank
+        self.size = hub.size
+        self._hub = hub
+
+    def exchange(
+        self,
+        sends: Mapping[int, Memory],
+        recvs: Mapping[int, Memory],
+        *,
+        timeout: float | None = None,
+    ) -> frozenset[int]:
+        """See :class:`zcomm.transports.base.Transport`."""
+        for peer, memory in sends.items():
+            if memory.size:
+                self._hub.box(self.rank, peer).put(memory.copy())
+        deadline = None if timeout is None else time.monotonic() + timeout
+        late = [
+            peer
+            for peer, memory in recvs.items()
+            if memory.size and not self._receive(peer, memory, deadline)
+        ]
+        return frozenset(late)
+
+    def _receive(self, peer: int, memory: Memory, deadline: float | None) -> bool:
+        box = self._hub.box(peer, self.rank)
+        while True:
+            try:
+                message = box.get(timeout=POLL_SECONDS)
+            except Empty:
+                if self._hub.failure is not None:
+                    raise PeerLost(self._hub.failure) from None
+                if deadline is not None and time.monotonic() > deadline:
+                    return False
+                continue
+            if message.size != memory.size:
+                raise PeerLost(
+                    f"rank {peer} sent {message.size} bytes where rank {self.rank} expects {memory.size}"
+                )
+            np.copyto(memory, message)
+            return True
+
+    def abort(self, code: int) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._hub.fail(f"rank {self.rank} aborted the job with code {code}")
+
+    def close(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""

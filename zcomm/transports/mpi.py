@@ -1,0 +1,85 @@
+"""Ranks that are MPI processes, through mpi4py: nonblocking point-to-point messages of host memory.
+
+Waiting gives the core away: test, yield, and after a short spin sleep in steps that grow, because the core that would
+be burnt is the one that computes. Messages over ``ZCOMM_MESSAGE_LIMIT`` bytes travel in parts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from zcomm import environment
+from zcomm.arrays import Memory
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SPINS = 50
+"""Tests, with a yield after each, before the first sleep: about 50 microseconds."""
+FIRST_SLEEP = 10e-6
+LONGEST_SLEEP = 200e-6
+TAG = 7
+
+
+class MpiTransport:
+    """The ranks of an mpi4py communicator, on a duplicate of it."""
+
+    name = "mpi"
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm.Dup()
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self._limit = environment.nbytes("ZCOMM_MESSAGE_LIMIT")
+
+    def exchange(
+        self,
+        sends: Mapping[int, Memory],
+        recvs: Mapping[int, Memory],
+        *,
+        timeout: float | None = None,
+    ) -> frozenset[int]:
+        """See :class:`zcomm.transports.base.Transport`."""
+        incoming: list[tuple[int, MPI.Request]] = []
+        outgoing: list[MPI.Request] = []
+        for peer, memory in recvs.items():
+            incoming += [(peer, self._comm.Irecv(part, peer, TAG)) for part in self._parts(memory)]
+        for peer, memory in sends.items():
+            outgoing += [self._comm.Isend(part, peer, TAG) for part in self._parts(memory)]
+        requests = [request for _, request in incoming] + outgoing
+        if not requests or _wait_all(requests, timeout):
+            return frozenset()
+        return frozenset(peer for peer, request in incoming if not request.Test())
+
+    def _parts(self, memory: Memory) -> Iterator[Memory]:
+        for start in range(0, memory.size, self._limit):
+            yield memory[start : start + self._limit]
+
+    def abort(self, code: int) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._comm.Abort(code)
+
+    def close(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._comm.Free()
+
+
+def _wait_all(requests: list[MPI.Request], timeout: float | None) -> bool:
+    """Wait for all requests; return whether they finished in time."""
+    from mpi4py import MPI
+
+    for _ in range(SPINS):
+        if MPI.Request.Testall(requests):
+            return True
+        os.sched_yield()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = FIRST_SLEEP
+    while not MPI.Request.Testall(requests):
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 1.5, LONGEST_SLEEP)
+    return True

@@ -1,0 +1,123 @@
+"""The ordered stream of operations, and the handle of one that was started and not yet awaited.
+
+All communicators of a rank share one stream: operations run in the order in which they were issued, so that two ranks
+that issue the same operations meet in each of them. A synchronous call runs inline where nothing is queued or running;
+otherwise it queues like the rest and waits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from zcomm.errors import ZcommError
+
+T = TypeVar("T")
+
+
+class Work(Generic[T]):
+    """One operation on its way. Leave its inputs alone, and its outputs unread, until :meth:`wait` returns."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function: Callable[[], T] | None = function
+        self._finished = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run the operation; the stream calls this once."""
+        assert self._function is not None
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+        self._function = None
+        self._finished.set()
+
+    def done(self) -> bool:
+        """Tell whether the operation has ended, well or not."""
+        return self._finished.is_set()
+
+    def wait(self) -> T:
+        """Wait for the operation and return its result; raises what it raised."""
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+
+class Stream:
+    """A queue of operations with one worker thread, which starts with the first asynchronous one."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._queue: deque[Work[object]] = deque()
+        self._running = False
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run an operation in its turn and return its result."""
+        self._check_process()
+        with self._condition:
+            inline = not self._queue and not self._running
+            self._running = self._running or inline
+        if not inline:
+            return self.submit(function).wait()
+        try:
+            return function()
+        finally:
+            self._release()
+
+    def submit(self, function: Callable[[], T]) -> Work[T]:
+        """Queue an operation and return at once."""
+        self._check_process()
+        work = Work(function)
+        with self._condition:
+            if self._stopped:
+                raise ZcommError("the communicator is closed")
+            self._queue.append(work)  # type: ignore[arg-type]
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="zcomm-stream", daemon=True
+                )
+                self._thread.start()
+            self._condition.notify_all()
+        return work
+
+    def stop(self) -> None:
+        """Finish what is queued and end the worker thread."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(
+                    lambda: not self._running and (self._queue or self._stopped)
+                )
+                if not self._queue:
+                    return
+                work = self._queue.popleft()
+                self._running = True
+            work.run()
+            self._release()
+
+    def _release(self) -> None:
+        with self._condition:
+            self._running = False
+            self._condition.notify_all()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ZcommError(
+                f"process {os.getpid()} was forked from {self._process}, which owns this communicator: "
+                "a forked child (a DataLoader worker, say) cannot communicate"
+            )
