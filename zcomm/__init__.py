@@ -1,4 +1,4 @@
-"""zcomm: topology-aware, hierarchical, quantised collectives for training over slow networks.
+"""Zcomm: topology-aware, hierarchical, quantised collectives for training over slow networks.
 
 ``import zcomm`` is light: torch, cupy and mpi4py are imported where they are first needed.
 """

@@ -1,4 +1,5 @@
-"""From the caller's arrays to *items*: checked shapes and dtypes, views, layouts, and what to copy back at the end."""
+"""From the caller's arrays to *items*: checked shapes and dtypes, views, layouts, and what to copy
+back at the end."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ OPS = ("sum", "avg", "min", "max", "product", *INTEGER_OPS)
 class Item:
     """One array of a call: its shard and its full form, which of their segments belong to whom.
 
-    ``copies`` are (target, source) pairs to assign after the operation, where the caller's array could not be written
-    in place.
+    ``copies`` are (target, source) pairs to assign after the operation, where the caller's array
+    could not be written in place.
     """
 
     shard: View
@@ -152,7 +153,8 @@ def check_op(op: str, dtypes: Sequence[str]) -> None:
 
 
 def all_to_all_item(send: Any, out: Any) -> tuple[Item, Any]:
-    """Return the item of an all_to_all (``full`` is sent, ``shard`` received), and what the call returns."""
+    """Return the item of an all_to_all (``full`` is sent, ``shard`` received), and what the call
+    returns."""
     value = contiguous(send)
     source = view(value)
     result, target = _output(value, out, tuple(value.shape), source.dtype)

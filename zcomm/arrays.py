@@ -1,8 +1,8 @@
 """Zero-copy views of the caller's arrays, and the scratch memory of the collectives.
 
-A *view* is what the rest of zcomm works on: the bytes of a contiguous torch or NumPy array, with the name of its
-dtype. The view borrows the memory: it is valid as long as the array is. bfloat16, which NumPy lacks, is a name like
-any other here; arithmetic on it is the codecs' business.
+A *view* is what the rest of zcomm works on: the bytes of a contiguous torch or NumPy array, with
+the name of its dtype. The view borrows the memory: it is valid as long as the array is. bfloat16,
+which NumPy lacks, is a name like any other here; arithmetic on it is the codecs' business.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ HALF = frozenset({"float16", "bfloat16"})
 
 @dataclass(frozen=True)
 class View:
-    """The bytes of one contiguous array (``memory``, uint8, one-dimensional) and the ``dtype`` of its elements."""
+    """The bytes of one contiguous array (``memory``, uint8, one-dimensional) and the ``dtype`` of
+    its elements."""
 
     memory: Memory
     dtype: str
@@ -109,7 +110,8 @@ def view(x: Any) -> View:
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
-    """Allocate an array of the kind of ``like`` (torch or NumPy), of its dtype unless ``dtype`` names another."""
+    """Allocate an array of the kind of ``like`` (torch or NumPy), of its dtype unless ``dtype``
+    names another."""
     if is_torch(like):
         torch = sys.modules["torch"]
         return torch.empty(
@@ -127,7 +129,8 @@ def assign(target: Any, source: Any) -> None:
 
 
 class BufferPool:
-    """Scratch memory that is page-touched once and used again; one thread at a time takes and gives."""
+    """Scratch memory that is page-touched once and used again; one thread at a time takes and
+    gives."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Memory]] = {}

@@ -1,8 +1,9 @@
 """How a communicator comes to be: under MPI, or as threads of this process.
 
-``init`` reads the settings, asks MPI who is there, compares with the launcher, and makes sure that all ranks agree
-(version, topology, settings). With ``abort=True`` an exception on one rank, or a rank that leaves while others still
-communicate, ends the job: hooks are installed then, never on import.
+``init`` reads the settings, asks MPI who is there, compares with the launcher, and makes sure that
+all ranks agree (version, topology, settings). With ``abort=True`` an exception on one rank, or a
+rank that leaves while others still communicate, ends the job: hooks are installed then, never on
+import.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def run_local(
 ) -> list[T]:
     """Run ``function(comm)`` on ``size`` threads of this process and return the results by rank.
 
-    For unit tests, notebooks and simulations. The first rank that raises ends the others; its exception is raised.
+    For unit tests, notebooks and simulations. The first rank that raises ends the others; its
+    exception is raised.
     """
     found = topologies.flat(size) if topology is None else topologies.parse(topology, size)
     hub = Hub(size)

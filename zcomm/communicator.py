@@ -1,8 +1,9 @@
 """The communicator: the object that users hold.
 
-It turns arrays into views, arguments into a plan, and runs the plan's executor on the rank's stream of operations.
-Sub-communicators (:meth:`Communicator.level`, :meth:`~Communicator.rail`, :meth:`~Communicator.split`) are the same
-transport seen through a list of ranks; they share stream, counters and level indices with their parent.
+It turns arrays into views, arguments into a plan, and runs the plan's executor on the rank's stream
+of operations. Sub-communicators (:meth:`Communicator.level`, :meth:`~Communicator.rail`,
+:meth:`~Communicator.split`) are the same transport seen through a list of ranks; they share stream,
+counters and level indices with their parent.
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ logger = logging.getLogger("zcomm")
 
 
 class Communicator:
-    """A group of ranks that communicate. Made by :func:`zcomm.init` or :func:`zcomm.run_local`.
+    """A group of ranks that communicate.
 
-    Every collective is called by all ranks of the group, in one order. Arrays may be torch CPU tensors or NumPy arrays,
-    of any shape and any number of elements; results are of the caller's kind. With ``async_op=True`` an operation
-    returns a :class:`~zcomm.work.Work` at once; leave its arrays alone until ``wait()``.
+    Made by :func:`zcomm.init` or :func:`zcomm.run_local`.     Every collective is called by all
+    ranks of the group, in one order. Arrays may be torch CPU tensors or NumPy arrays,     of any
+    shape and any number of elements; results are of the caller's kind. With ``async_op=True`` an
+    operation     returns a :class:`~zcomm.work.Work` at once; leave its arrays alone until
+    ``wait()``.
 
-    ``codec`` is None, a name, a :class:`~zcomm.codecs.Codec`, or one per level of the topology, innermost first.
-    ``algorithm`` is auto, flat, hierarchical or ordered. Tensors of fewer than ``min_numel`` elements travel exactly.
+    ``codec`` is None, a name, a :class:`~zcomm.codecs.Codec`, or one per level of the topology,
+    innermost first. ``algorithm`` is auto, flat, hierarchical or ordered. Tensors of fewer than
+    ``min_numel`` elements travel exactly.
     """
 
     def __init__(
@@ -99,11 +103,13 @@ class Communicator:
         return self._child("level", level, self.topology.group(level, self.rank))
 
     def rail(self, level: int) -> Communicator:
-        """Return the communicator of the ranks that differ from this one only in their coordinate at ``level``."""
+        """Return the communicator of the ranks that differ from this one only in their coordinate
+        at ``level``."""
         return self._child("rail", level, self.topology.rail(level, self.rank))
 
     def split(self, color: int, key: int) -> Communicator:
-        """Return the communicator of the ranks that gave the same ``color``, ordered by (key, rank)."""
+        """Return the communicator of the ranks that gave the same ``color``, ordered by (key,
+        rank)."""
         rows = self.all_gather_values(np.array([color, key], np.int64))
         ranks = [rank for rank in range(self.size) if rows[rank, 0] == color]
         ranks.sort(key=lambda rank: (int(rows[rank, 1]), rank))
@@ -142,7 +148,8 @@ class Communicator:
         reduce_dtype: str | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduce over all ranks and keep the own part: (a, …) -> (a/W, …), or 1-D where only the elements divide.
+        """Reduce over all ranks and keep the own part: (a, …) -> (a/W, …), or 1-D where only the
+        elements divide.
 
         16-bit floating point is summed in float32; ``op="avg"`` divides once, at the end. ``reduce_dtype="float32"``
         keeps partial sums of bfloat16 in float32 between levels. ``full`` and ``out`` as in :meth:`all_gather`.
@@ -166,7 +173,8 @@ class Communicator:
         reduce_dtype: str | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduce over all ranks, in place (sum, avg, min, max, product, and, or, xor); return ``x``.
+        """Reduce over all ranks, in place (sum, avg, min, max, product, and, or, xor); return
+        ``x``.
 
         All ranks end with the same bits. The gather that follows the reduction uses the outermost codec. ``x`` may be
         a list: one message.
@@ -230,7 +238,8 @@ class Communicator:
         return self._issue(words, execute, [item], x, async_op)
 
     def send(self, x: Any, peer: int) -> None:
-        """Send ``x`` to one rank, which calls :meth:`recv` with an array of the same size and dtype."""
+        """Send ``x`` to one rank, which calls :meth:`recv` with an array of the same size and
+        dtype."""
         self._check_peer(peer, other=True)
         item = arguments.in_place(x)
         self._stream.call(lambda: plain.send(self._channel, item.full, peer))
@@ -254,7 +263,8 @@ class Communicator:
     def all_gather_values(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the control values of all ranks: a NumPy array (n,) -> (W, n).
 
-        For norms, flags and digests: combine the rows in ascending order, and every rank has the same bits.
+        For norms, flags and digests: combine the rows in ascending order, and every rank has the
+        same bits.
         """
         rows: list[npt.NDArray[Any]] = []
 
@@ -275,10 +285,11 @@ class Communicator:
         min_numel: int | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Gather shards that consist of segments; ``fulls`` are written where the layouts' segments say.
+        """Gather shards that consist of segments; ``fulls`` are written where the layouts' segments
+        say.
 
-        ``shards[i]`` holds this rank's segments of layout i, one after the other; it may be longer. All items travel in
-        one message per peer and hop. Counted as all_gather. Returns ``fulls``.
+        ``shards[i]`` holds this rank's segments of layout i, one after the other; it may be longer.
+        All items travel in one message per peer and hop. Counted as all_gather. Returns ``fulls``.
         """
         items = arguments.layout_items(shards, fulls, layouts, self.rank)
         limit = self.min_numel if min_numel is None else min_numel
@@ -297,23 +308,28 @@ class Communicator:
         min_numel: int | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduce ``fulls`` over all ranks; this rank's segments are written, compact, to ``shards``.
+        """Reduce ``fulls`` over all ranks; this rank's segments are written, compact, to
+        ``shards``.
 
-        The reverse of :meth:`gather_layout`; ``shards`` may be float32 for 16-bit ``fulls``. Counted as reduce_scatter.
-        Returns ``shards``.
+        The reverse of :meth:`gather_layout`; ``shards`` may be float32 for 16-bit ``fulls``.
+        Counted as reduce_scatter. Returns ``shards``.
         """
         items = arguments.layout_items(shards, fulls, layouts, self.rank)
         limit = self.min_numel if min_numel is None else min_numel
         return self._reduce(items, shards, op, codec, algorithm, reduce_dtype, limit, async_op)
 
     def close(self) -> None:
-        """Finish what was issued and release the transport; all ranks call it. Sub-communicators end with it."""
+        """Finish what was issued and release the transport; all ranks call it.
+
+        Sub-communicators end with it.
+        """
         if not self._closed and self._owner is not None:
             self.leave()
             self._owner.close()
 
     def leave(self) -> None:
-        """Take leave of the other ranks: they do the same, or all of them raise ``CollectiveMismatch``."""
+        """Take leave of the other ranks: they do the same, or all of them raise
+        ``CollectiveMismatch``."""
         if not self._closed:
             self._closed = True
             self._stream.call(lambda: self._guard.check("leaving the job", patient=True))

@@ -1,4 +1,7 @@
-"""Errors that zcomm raises. Wrong arguments are ``ValueError`` or ``TypeError``; these are for the rest."""
+"""Errors that zcomm raises.
+
+Wrong arguments are ``ValueError`` or ``TypeError``; these are for the rest.
+"""
 
 from topology.errors import TopologyError, ZcommError
 

@@ -1,14 +1,16 @@
-"""One rank fails: all ranks end. The hooks of ``zcomm.init(abort=True)``.
+"""One rank fails: all ranks end.
 
-An uncaught exception prints its traceback through the hook that was there before, then aborts the job. A rank that
-leaves (``sys.exit``, the end of the script) shakes hands once more, as the operation "exit": the others do the same
-when they leave, or are found in another operation, which ends them all.
+The hooks of ``zcomm.init(abort=True)``. An uncaught exception prints its traceback through the hook
+that was there before, then aborts the job. A rank that leaves (``sys.exit``, the end of the script)
+shakes hands once more, as the operation "exit": the others do the same when they leave, or are
+found in another operation, which ends them all.
 """
 
 from __future__ import annotations
 
 import atexit
 import sys
+import time
 from types import TracebackType
 from weakref import WeakSet
 
@@ -16,18 +18,27 @@ from zcomm.communicator import Communicator
 from zcomm.errors import CollectiveMismatch
 from zcomm.transports.base import Transport
 
+STAGGER_SECONDS = 0.25
+"""An error that all ranks raise is printed by the lowest, which ends the others before it is their
+turn."""
+
+LONGEST_STAGGER_SECONDS = 3.0
 _OPEN: WeakSet[Communicator] = WeakSet()
 _INSTALLED: list[Transport] = []
 
 
 def install(transport: Transport) -> None:
-    """Abort the job through ``transport`` when an exception reaches the top of this process. Once per process."""
+    """Abort the job through ``transport`` when an exception reaches the top of this process.
+
+    Once per process.
+    """
     if _INSTALLED:
         return
     _INSTALLED.append(transport)
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        time.sleep(min(transport.rank * STAGGER_SECONDS, LONGEST_STAGGER_SECONDS))
         previous(kind, error, trace)
         _abort(transport, f"{kind.__name__} on this rank: ending all {transport.size} ranks")
 

@@ -1,8 +1,10 @@
-"""The handshake before an operation: all ranks are about to do the same thing, or all of them say what differs.
+"""The handshake before an operation: all ranks are about to do the same thing, or all of them say
+what differs.
 
-A header of 16 bytes (the number of the call, the length and a hash of its description) goes to every rank and comes
-from every rank. Where headers differ the descriptions themselves are exchanged, and every rank raises the same
-``CollectiveMismatch``. ``ZCOMM_CHECK=0`` turns it off, on all ranks alike.
+A header of 16 bytes (the number of the call, the length and a hash of its description) goes to
+every rank and comes from every rank. Where headers differ the descriptions themselves are
+exchanged, and every rank raises the same ``CollectiveMismatch``. ``ZCOMM_CHECK=0`` turns it off, on
+all ranks alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Who started this process, and does MPI know? A job must never become N silent worlds of one rank."""
+"""Who started this process, and does MPI know?
+
+A job must never become N silent worlds of one rank.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """One description of what travels: the hops that executors, traffic and models all read.
 
-Words: a *layout* says for every rank which *segments* (runs of elements) of a flat full buffer are its shard. A *hop* is
-one exchange: over one level of the topology (with the rail peers of that level), or with all ranks (``level=None``).
-The *cargo* of a message is the shards inside it, one wire chunk each, in ownership order. ``formats`` say how the
-elements of each layout look on the wire during a hop.
+Words: a *layout* says for every rank which *segments* (runs of elements) of a flat full buffer are
+its shard. A *hop* is one exchange: over one level of the topology (with the rail peers of that
+level), or with all ranks (``level=None``). The *cargo* of a message is the shards inside it, one
+wire chunk each, in ownership order. ``formats`` say how the elements of each layout look on the
+wire during a hop.
 
-A plan is the same object on every rank; what one rank does is asked with its number. Ranks are those of the
-communicator. One-rank levels have no hop.
+A plan is the same object on every rank; what one rank does is asked with its number. Ranks are
+those of the communicator. One-rank levels have no hop.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ CodecSpec = None | str | Codec | Sequence[None | str | Codec]
 
 ALGORITHMS = ("auto", "flat", "hierarchical", "ordered")
 ALIGNMENT = 4096
-"""Shards of a cut-up tensor (all_reduce) start at multiples of this many elements: whole blocks of every codec."""
+"""Shards of a cut-up tensor (all_reduce) start at multiples of this many elements: whole blocks of
+every codec."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of ``numel`` elements of a flat buffer, from element ``start``. Blocks of a codec restart here."""
+    """A run of ``numel`` elements of a flat buffer, from element ``start``.
+
+    Blocks of a codec restart here.
+    """
 
     start: int
     numel: int
@@ -51,12 +56,14 @@ class Layout:
 
     @staticmethod
     def even(dtype: str, numel: int, size: int) -> Layout:
-        """Cut ``numel`` elements, a multiple of ``size``, into ``size`` equal runs in rank order."""
+        """Cut ``numel`` elements, a multiple of ``size``, into ``size`` equal runs in rank
+        order."""
         return _even(dtype, numel, size)
 
     @staticmethod
     def cut(dtype: str, numel: int, size: int) -> Layout:
-        """Cut any number of elements into ``size`` runs in rank order, each a multiple of ``ALIGNMENT`` but the last."""
+        """Cut any number of elements into ``size`` runs in rank order, each a multiple of
+        ``ALIGNMENT`` but the last."""
         return _cut(dtype, numel, size)
 
     @cached_property
@@ -89,7 +96,8 @@ class Layout:
         return tuple(tables)
 
     def table(self, rank: int, *, compact: bool = False) -> tuple[Indices, Indices]:
-        """Return (starts, lengths) of a shard's segments, in the full buffer or in its compact form."""
+        """Return (starts, lengths) of a shard's segments, in the full buffer or in its compact
+        form."""
         starts, lengths, packed = self._tables[rank]
         return (packed if compact else starts), lengths
 
@@ -213,8 +221,9 @@ class Plan:
     def cargo(self, hop: Hop, rank: int, peer: int) -> tuple[int, ...]:
         """Return the shards inside the message from ``rank`` to ``peer``.
 
-        Gathering, a rank sends the shards that it holds: those that share its coordinates up to the hop's level.
-        Reducing, it sends the shards on their way to the peer: those that share the peer's.
+        Gathering, a rank sends the shards that it holds: those that share its coordinates up to the
+        hop's level. Reducing, it sends the shards on their way to the peer: those that share the
+        peer's.
         """
         at = rank if self.operation == "all_gather" else peer
         if hop.level is None:
@@ -372,7 +381,8 @@ def _reduce_hops(
 
 
 def hop_dtype(dtype: str, reduce_dtype: str | None = None) -> str:
-    """Return the dtype of partial sums between levels (DESIGN: bf16 stays bf16, fp16's range is too small)."""
+    """Return the dtype of partial sums between levels (DESIGN: bf16 stays bf16, fp16's range is too
+    small)."""
     if dtype in HALF:
         return dtype if dtype == "bfloat16" and reduce_dtype is None else "float32"
     return dtype

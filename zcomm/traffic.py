@@ -1,8 +1,9 @@
 """What was sent, to the byte, and where the time went.
 
-*Wire bytes* are counted where they are handed to the transport; *logical bytes* are what the same elements hold in the
-caller's dtype, so their ratio is the compression. Both are per operation and per level of the topology: the level of a
-byte is the smallest one whose group holds sender and receiver. Only what this rank sent is counted.
+*Wire bytes* are counted where they are handed to the transport; *logical bytes* are what the same
+elements hold in the caller's dtype, so their ratio is the compression. Both are per operation and
+per level of the topology: the level of a byte is the smallest one whose group holds sender and
+receiver. Only what this rank sent is counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The ordered stream of operations, and the handle of one that was started and not yet awaited.
 
-All communicators of a rank share one stream: operations run in the order in which they were issued, so that two ranks
-that issue the same operations meet in each of them. A synchronous call runs inline where nothing is queued or running;
-otherwise it queues like the rest and waits.
+All communicators of a rank share one stream: operations run in the order in which they were issued,
+so that two ranks that issue the same operations meet in each of them. A synchronous call runs
+inline where nothing is queued or running; otherwise it queues like the rest and waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 
 class Work(Generic[T]):
-    """One operation on its way. Leave its inputs alone, and its outputs unread, until :meth:`wait` returns."""
+    """One operation on its way.
+
+    Leave its inputs alone, and its outputs unread, until :meth:`wait` returns.
+    """
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function: Callable[[], T] | None = function
@@ -50,7 +53,8 @@ class Work(Generic[T]):
 
 
 class Stream:
-    """A queue of operations with one worker thread, which starts with the first asynchronous one."""
+    """A queue of operations with one worker thread, which starts with the first asynchronous
+    one."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()

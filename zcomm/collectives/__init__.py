@@ -1,1 +1,4 @@
-"""Collectives: plain functions that execute a plan over a channel. Each docstring is the numbered algorithm."""
+"""Collectives: plain functions that execute a plan over a channel.
+
+Each docstring is the numbered algorithm.
+"""

@@ -11,7 +11,8 @@ from zcomm.plan import Hop, Plan, WireFormat
 
 
 class _Slots:
-    """The wire chunks of all shards in one buffer, in ownership order, so that every cargo is one run of bytes."""
+    """The wire chunks of all shards in one buffer, in ownership order, so that every cargo is one
+    run of bytes."""
 
     def __init__(self, channel: Channel, plan: Plan, hop: Hop) -> None:
         self._offsets: dict[int, tuple[int, int]] = {}

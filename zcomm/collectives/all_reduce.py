@@ -1,4 +1,7 @@
-"""all_reduce: a reduce_scatter and an all_gather, or one gather where the message is small. Replicas end bit-identical."""
+"""all_reduce: a reduce_scatter and an all_gather, or one gather where the message is small.
+
+Replicas end bit-identical.
+"""
 
 from __future__ import annotations
 

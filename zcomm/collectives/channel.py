@@ -13,7 +13,8 @@ from zcomm.transports.base import Transport
 
 @dataclass(frozen=True)
 class Channel:
-    """A group of a transport's ranks, with the counters and the scratch memory that their collectives share.
+    """A group of a transport's ranks, with the counters and the scratch memory that their
+    collectives share.
 
     ``ranks[i]`` is the transport's number of the communicator's rank i.
     """
@@ -42,8 +43,8 @@ class Channel:
     ) -> frozenset[int]:
         """Send and receive one message per peer, counted under ``operation``.
 
-        ``logical`` says what each message holds in the caller's dtype (default: its wire bytes). Returns the peers
-        that were late, see :meth:`Transport.exchange`.
+        ``logical`` says what each message holds in the caller's dtype (default: its wire bytes).
+        Returns the peers that were late, see :meth:`Transport.exchange`.
         """
         levels = set()
         for peer, memory in sends.items():

@@ -1,4 +1,5 @@
-"""Operations that only move bytes: all_to_all, broadcast, send and receive, barrier, control values."""
+"""Operations that only move bytes: all_to_all, broadcast, send and receive, barrier, control
+values."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def barrier(channel: Channel) -> None:
 
 
 def gather_values(channel: Channel, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return the control values of all ranks, shape (W, n): every rank sees the same rows in the same order."""
+    """Return the control values of all ranks, shape (W, n): every rank sees the same rows in the
+    same order."""
     rows = np.empty((channel.size, *values.shape), values.dtype)
     rows[channel.rank] = values
     others = [rank for rank in range(channel.size) if rank != channel.rank]

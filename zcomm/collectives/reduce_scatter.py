@@ -1,4 +1,5 @@
-"""reduce_scatter: sums over all ranks, each rank keeping its shard; qgZ for any number of levels."""
+"""reduce_scatter: sums over all ranks, each rank keeping its shard; qgZ for any number of
+levels."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def _outgoing(
     op: str,
     scratch: list[Memory],
 ) -> dict[int, Memory]:
-    """Encode the message for every peer of the hop, this rank included; note in ``scratch`` what was taken for it."""
+    """Encode the message for every peer of the hop, this rank included; note in ``scratch`` what
+    was taken for it."""
     messages = {}
     with channel.clock.measure("encode"):
         for peer in plan.peers(hop, channel.rank):
@@ -136,7 +138,8 @@ def _recode(
 def _exchange(
     channel: Channel, plan: Plan, index: int, messages: dict[int, Memory], scratch: list[Memory]
 ) -> Chunks:
-    """Exchange the messages and cut what arrived into chunks; note in ``scratch`` what was taken for it."""
+    """Exchange the messages and cut what arrived into chunks; note in ``scratch`` what was taken
+    for it."""
     hop, me = plan.hops[index], channel.rank
     cargo = plan.cargo(hop, me, me)
     nbytes = sum(plan.chunk_nbytes(hop, shard) for shard in cargo)
@@ -184,9 +187,11 @@ def nested_reduce(
     op: str,
     divisor: int,
 ) -> None:
-    """Reduce the plain chunks of all ranks as the levels nest: inside out, ascending, partial sums rounded.
+    """Reduce the plain chunks of all ranks as the levels nest: inside out, ascending, partial sums
+    rounded.
 
-    This is the definition of an exact result; the hierarchical algorithm computes the same, spread over the ranks.
+    This is the definition of an exact result; the hierarchical algorithm computes the same, spread
+    over the ranks.
     """
     parts = list(enumerate(chunks))
     for level in nesting.levels:
@@ -209,7 +214,8 @@ def _partial(
 
 
 def _keep(dtype: str, table: tuple[Indices, Indices], full: View, shard: View) -> None:
-    """Copy the only rank's segments: no level has a hop, so nothing is rounded but to the dtype asked for."""
+    """Copy the only rank's segments: no level has a hop, so nothing is rounded but to the dtype
+    asked for."""
     starts, lengths = table
     packed = np.cumsum(lengths) - lengths
     chunk = np.empty(int(lengths.sum()) * ITEMSIZE[dtype], np.uint8)

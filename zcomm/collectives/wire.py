@@ -1,8 +1,8 @@
 """Between elements and wire chunks: pack, unpack, reduce, and reduce-and-pack one shard's segments.
 
-Floating point goes through the codec kernels, exact or quantised alike; float64, integers, booleans and complex
-numbers, and the operations other than sum and avg, go through NumPy. A *carrier* is the codec whose wire bytes are the
-plain elements of a dtype.
+Floating point goes through the codec kernels, exact or quantised alike; float64, integers, booleans
+and complex numbers, and the operations other than sum and avg, go through NumPy. A *carrier* is the
+codec whose wire bytes are the plain elements of a dtype.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def reduce(
     op: str,
     divisor: int,
 ) -> None:
-    """Combine wire chunks in the order given and write the result, divided, to the named segments of ``target``."""
+    """Combine wire chunks in the order given and write the result, divided, to the named segments
+    of ``target``."""
     codec = wire.codec or (CARRIER.get(wire.dtype) if op in ("sum", "avg") else None)
     if codec is not None:
         kernels().decode_reduce(
@@ -101,7 +102,8 @@ def reduce_pack(
     op: str,
     out: Memory,
 ) -> None:
-    """Combine wire chunks in the order given and write the sum as a wire chunk of format ``into``."""
+    """Combine wire chunks in the order given and write the sum as a wire chunk of format
+    ``into``."""
     source = wire.codec or (CARRIER.get(wire.dtype) if op in ("sum", "avg") else None)
     if source is not None:
         target = into.codec or CARRIER[into.dtype]

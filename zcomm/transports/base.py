@@ -1,7 +1,8 @@
 """What a transport is: something that moves bytes among the ranks of one job.
 
-Everything else (order, meaning, sizes, sub-groups) is decided above it. Ranks here are those of the transport. Between
-two ranks messages arrive in the order in which they were sent; both sides know every size. No pickle.
+Everything else (order, meaning, sizes, sub-groups) is decided above it. Ranks here are those of the
+transport. Between two ranks messages arrive in the order in which they were sent; both sides know
+every size. No pickle.
 """
 
 from __future__ import annotations

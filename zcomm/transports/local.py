@@ -1,7 +1,8 @@
-"""Ranks that are threads of one process: for unit tests, notebooks and simulations of hundreds of ranks.
+"""Ranks that are threads of one process: for unit tests, notebooks and simulations of hundreds of
+ranks.
 
-Messages are copied when they are sent, so that a sender never waits. A rank that fails closes the *hub*, which ends the
-wait of all others with ``PeerLost``.
+Messages are copied when they are sent, so that a sender never waits. A rank that fails closes the
+*hub*, which ends the wait of all others with ``PeerLost``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Hub:
         return self._boxes[source, target]
 
     def fail(self, reason: str) -> None:
-        """End the job: every rank that waits raises ``PeerLost``. The first reason stays."""
+        """End the job: every rank that waits raises ``PeerLost``.
+
+        The first reason stays.
+        """
         self.failure = self.failure or reason
 
 

@@ -1,7 +1,8 @@
 """Ranks that are MPI processes, through mpi4py: nonblocking point-to-point messages of host memory.
 
-Waiting gives the core away: test, yield, and after a short spin sleep in steps that grow, because the core that would
-be burnt is the one that computes. Messages over ``ZCOMM_MESSAGE_LIMIT`` bytes travel in parts.
+Waiting gives the core away: test, yield, and after a short spin sleep in steps that grow, because
+the core that would be burnt is the one that computes. Messages over ``ZCOMM_MESSAGE_LIMIT`` bytes
+travel in parts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SPINS = 50
 """Tests, with a yield after each, before the first sleep: about 50 microseconds."""
+
 FIRST_SLEEP = 10e-6
 LONGEST_SLEEP = 200e-6
 TAG = 7
