@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from zcomm.codecs import Codec
     from zcomm.communicator import Communicator
     from zcomm.errors import (
-        CheckpointError,
         CodecError,
         CollectiveMismatch,
         CollectiveTimeout,
-        OffloadError,
         PeerLost,
         TopologyError,
         ZcommError,
@@ -38,18 +36,14 @@ _HOME = {
     "CollectiveTimeout": "zcomm.errors",
     "PeerLost": "zcomm.errors",
     "CodecError": "zcomm.errors",
-    "CheckpointError": "zcomm.errors",
-    "OffloadError": "zcomm.errors",
 }
 
 __all__ = [
-    "CheckpointError",
     "Codec",
     "CodecError",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
-    "OffloadError",
     "PeerLost",
     "TopologyError",
     "Work",

@@ -1,5 +1,7 @@
-"""From the caller's arrays to *items*: checked shapes and dtypes, views, layouts, and what to copy
-back at the end."""
+"""From the caller's arrays to *items*: checked shapes and dtypes, views, layouts.
+
+An item also knows what to copy back where the caller's array could not be written in place.
+"""
 
 from __future__ import annotations
 
@@ -92,14 +94,15 @@ def layout_items(
     """
     if not len(shards) == len(fulls) == len(layouts):
         raise ValueError(
-            f"{len(shards)} shards, {len(fulls)} full arrays and {len(layouts)} layouts: one of each"
+            f"{len(shards)} shards, {len(fulls)} fulls and {len(layouts)} layouts: as many of each"
         )
     items = []
     for shard, full, layout in zip(shards, fulls, layouts, strict=True):
         item = Item(view(shard), view(full), layout)
         if item.shard.numel < layout.shard_numel(rank) or item.full.numel < layout.extent:
             raise ValueError(
-                f"shard of {item.shard.numel} and full array of {item.full.numel} elements: the layout needs "
+                f"shard of {item.shard.numel} elements and full array of {item.full.numel}: "
+                f"the layout needs "
                 f"{layout.shard_numel(rank)} and {layout.extent}"
             )
         items.append(item)
@@ -142,7 +145,7 @@ def check_op(op: str, dtypes: Sequence[str]) -> None:
             )
         if op in INTEGER_OPS and fractional:
             raise ValueError(
-                f"{op} works on bits: {dtype} has none to combine; possible: sum, avg, min, max, product"
+                f"{op} works on bits, not on {dtype}; possible: sum, avg, min, max, product"
             )
         if dtype == "bool" and op not in INTEGER_OPS:
             raise ValueError(f"{op} of bool: possible are {', '.join(INTEGER_OPS)}")
@@ -153,8 +156,7 @@ def check_op(op: str, dtypes: Sequence[str]) -> None:
 
 
 def all_to_all_item(send: Any, out: Any) -> tuple[Item, Any]:
-    """Return the item of an all_to_all (``full`` is sent, ``shard`` received), and what the call
-    returns."""
+    """Return the item of an all_to_all (``full`` to ``shard``), and what the call returns."""
     value = contiguous(send)
     source = view(value)
     result, target = _output(value, out, tuple(value.shape), source.dtype)

@@ -40,8 +40,7 @@ HALF = frozenset({"float16", "bfloat16"})
 
 @dataclass(frozen=True)
 class View:
-    """The bytes of one contiguous array (``memory``, uint8, one-dimensional) and the ``dtype`` of
-    its elements."""
+    """The bytes of one contiguous array (uint8, one-dimensional) and its element dtype."""
 
     memory: Memory
     dtype: str
@@ -72,12 +71,10 @@ def dtype_name(x: Any) -> str:
     if is_torch(x):
         if x.device.type != "cpu":
             raise TypeError(
-                f"array on device {str(x.device)!r}: this version of zcomm moves host arrays (torch CPU, NumPy)"
+                f"array on device {str(x.device)!r}: possible are host arrays (torch, NumPy)"
             )
     elif not isinstance(x, np.ndarray):
-        raise TypeError(
-            f"expected a torch tensor or a NumPy array, got {type(x).__module__}.{type(x).__qualname__}"
-        )
+        raise TypeError(f"expected a torch tensor or a NumPy array, got a {type(x).__qualname__}")
     name = str(x.dtype).removeprefix("torch.")
     if name not in ITEMSIZE:
         raise TypeError(f"dtype {name} cannot be sent; possible: {', '.join(ITEMSIZE)}")
@@ -110,8 +107,7 @@ def view(x: Any) -> View:
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
-    """Allocate an array of the kind of ``like`` (torch or NumPy), of its dtype unless ``dtype``
-    names another."""
+    """Allocate an array of the kind (torch or NumPy) and, unless named, the dtype of ``like``."""
     if is_torch(like):
         torch = sys.modules["torch"]
         return torch.empty(
@@ -129,8 +125,7 @@ def assign(target: Any, source: Any) -> None:
 
 
 class BufferPool:
-    """Scratch memory that is page-touched once and used again; one thread at a time takes and
-    gives."""
+    """Scratch memory that is page-touched once and used again, by one thread at a time."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Memory]] = {}

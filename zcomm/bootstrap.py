@@ -47,8 +47,8 @@ def init(
     """Join the job and return its communicator; all ranks call it with the same arguments.
 
     Args:
-        topology: "auto" (``ZCOMM_TOPOLOGY``, else discovered), a text such as "2x4" (2 nodes of 4), a JSON file, or a
-            :class:`topology.Topology`.
+        topology: "auto" (``ZCOMM_TOPOLOGY``, else discovered), a text such as "2x4" (2 nodes of 4),
+            a JSON file, or a :class:`topology.Topology`.
         device: "auto" or "cpu": this version moves host memory.
         transport: "auto" or "mpi".
         min_numel: smaller tensors are sent exactly, whatever the codec.

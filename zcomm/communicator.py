@@ -99,17 +99,15 @@ class Communicator:
         return self._channel.clock
 
     def level(self, level: int) -> Communicator:
-        """Return the communicator of this rank's group at a level (0 = innermost; the last is all ranks)."""
+        """Return the communicator of this rank's group at a level (the last is all)."""
         return self._child("level", level, self.topology.group(level, self.rank))
 
     def rail(self, level: int) -> Communicator:
-        """Return the communicator of the ranks that differ from this one only in their coordinate
-        at ``level``."""
+        """Return the communicator of the ranks that differ only in their coordinate at a level."""
         return self._child("rail", level, self.topology.rail(level, self.rank))
 
     def split(self, color: int, key: int) -> Communicator:
-        """Return the communicator of the ranks that gave the same ``color``, ordered by (key,
-        rank)."""
+        """Return the communicator of the ranks of the same ``color``, ordered by (key, rank)."""
         rows = self.all_gather_values(np.array([color, key], np.int64))
         ranks = [rank for rank in range(self.size) if rows[rank, 0] == color]
         ranks.sort(key=lambda rank: (int(rows[rank, 1]), rank))
@@ -127,8 +125,8 @@ class Communicator:
     ) -> Any:
         """Gather the shards of all ranks: (a, …) -> (W·a, …), a 0-d array -> (W,).
 
-        ``shard`` may be a list: one message, each item in its own dtype, and a list comes back. ``out`` is written
-        where given; it may be float32 for 16-bit shards.
+        ``shard`` may be a list: one message, each item in its own dtype, and a list comes back.
+        ``out`` is written where given; it may be float32 for 16-bit shards.
 
         Raises:
             ValueError: shapes or codec that do not fit; the message holds both numbers.
@@ -148,14 +146,15 @@ class Communicator:
         reduce_dtype: str | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduce over all ranks and keep the own part: (a, …) -> (a/W, …), or 1-D where only the
-        elements divide.
+        """Reduce over all ranks and keep the own part: (a, …) -> (a/W, …).
 
-        16-bit floating point is summed in float32; ``op="avg"`` divides once, at the end. ``reduce_dtype="float32"``
-        keeps partial sums of bfloat16 in float32 between levels. ``full`` and ``out`` as in :meth:`all_gather`.
+        Where W divides the elements but not dimension 0, the result is 1-D.
+        16-bit floating point is summed in float32; ``op="avg"`` divides once, at the end.
+        ``reduce_dtype="float32"`` keeps partial sums of bfloat16 in float32 between levels.
+        ``full`` and ``out`` may be lists, as in :meth:`all_gather`.
 
         Raises:
-            ValueError: elements that W does not divide, an op or a codec that the dtype does not allow.
+            ValueError: elements that W does not divide, an op or a codec that the dtype has not.
             CollectiveMismatch: on all ranks, when they called different things.
         """
         items, result = arguments.reduce_items(full, out, self.size)
@@ -173,11 +172,11 @@ class Communicator:
         reduce_dtype: str | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduce over all ranks, in place (sum, avg, min, max, product, and, or, xor); return
-        ``x``.
+        """Reduce over all ranks, in place, and return ``x``.
 
-        All ranks end with the same bits. The gather that follows the reduction uses the outermost codec. ``x`` may be
-        a list: one message.
+        ``op`` is sum, avg, min, max, product, and, or, xor.
+        All ranks end with the same bits. The gather that follows the reduction uses the outermost
+        codec. ``x`` may be a list: one message.
 
         Raises:
             ValueError: an op or a codec that the dtype does not allow.
@@ -216,7 +215,8 @@ class Communicator:
         """
         if send.ndim == 0 or send.shape[0] % self.size:
             raise ValueError(
-                f"all_to_all of shape {tuple(send.shape)}: dimension 0 not divisible by {self.size} ranks"
+                f"all_to_all of shape {tuple(send.shape)}: dimension 0 must be a multiple of the "
+                f"{self.size} ranks"
             )
         item, result = arguments.all_to_all_item(send, out)
 
@@ -238,8 +238,7 @@ class Communicator:
         return self._issue(words, execute, [item], x, async_op)
 
     def send(self, x: Any, peer: int) -> None:
-        """Send ``x`` to one rank, which calls :meth:`recv` with an array of the same size and
-        dtype."""
+        """Send ``x`` to one rank, which calls :meth:`recv` with an array of the same size."""
         self._check_peer(peer, other=True)
         item = arguments.in_place(x)
         self._stream.call(lambda: plain.send(self._channel, item.full, peer))
@@ -285,8 +284,7 @@ class Communicator:
         min_numel: int | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Gather shards that consist of segments; ``fulls`` are written where the layouts' segments
-        say.
+        """Gather shards that consist of segments into ``fulls``, where the layouts say.
 
         ``shards[i]`` holds this rank's segments of layout i, one after the other; it may be longer.
         All items travel in one message per peer and hop. Counted as all_gather. Returns ``fulls``.
@@ -308,8 +306,7 @@ class Communicator:
         min_numel: int | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduce ``fulls`` over all ranks; this rank's segments are written, compact, to
-        ``shards``.
+        """Reduce ``fulls`` over all ranks; write this rank's segments, compact, to ``shards``.
 
         The reverse of :meth:`gather_layout`; ``shards`` may be float32 for 16-bit ``fulls``.
         Counted as reduce_scatter. Returns ``shards``.
@@ -328,8 +325,7 @@ class Communicator:
             self._owner.close()
 
     def leave(self) -> None:
-        """Take leave of the other ranks: they do the same, or all of them raise
-        ``CollectiveMismatch``."""
+        """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch."""
         if not self._closed:
             self._closed = True
             self._stream.call(lambda: self._guard.check("leaving the job", patient=True))
@@ -470,7 +466,8 @@ class Communicator:
         codecs = "/".join(dict.fromkeys(str(w.codec) for hop in made.hops for w in hop.formats))
         digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4).hexdigest()
         reduction = f" op={op}" if op else ""
-        return f"{made.counted_as} {items}{more}{reduction} codec={codecs} algorithm={made.algorithm} layout={digest}"
+        how = f"codec={codecs} algorithm={made.algorithm} layout={digest}"
+        return f"{made.counted_as} {items}{more}{reduction} {how}"
 
     def _say(self, made: Plan, operation: str) -> None:
         codecs = ", ".join(

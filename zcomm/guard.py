@@ -1,5 +1,4 @@
-"""The handshake before an operation: all ranks are about to do the same thing, or all of them say
-what differs.
+"""The handshake before an operation: all ranks do the same thing, or all say what differs.
 
 A header of 16 bytes (the number of the call, the length and a hash of its description) goes to
 every rank and comes from every rank. Where headers differ the descriptions themselves are
@@ -37,7 +36,8 @@ class Guard:
 
         Raises:
             CollectiveMismatch: on all ranks, with the differing calls in words.
-            CollectiveTimeout: when a rank has not arrived after ``ZCOMM_TIMEOUT`` seconds (``patient`` waits forever).
+            CollectiveTimeout: when a rank has not arrived after ``ZCOMM_TIMEOUT`` seconds; a
+                ``patient`` call waits forever.
         """
         self._calls += 1
         if not self.enabled:
@@ -64,7 +64,8 @@ class Guard:
         )
         if late:
             raise CollectiveTimeout(
-                f"rank {channel.rank} waited {timeout:g} s in {description} (call {self._calls}) for "
+                f"rank {channel.rank} waited {timeout:g} s in {description} "
+                f"(call {self._calls}) for "
                 f"{_ranks(sorted(late))} (ZCOMM_TIMEOUT sets the limit)"
             )
         return rows

@@ -1,4 +1,4 @@
-"""Who started this process, and does MPI know?
+"""Who started this process, and whether MPI knows.
 
 A job must never become N silent worlds of one rank.
 """
@@ -25,7 +25,7 @@ def world() -> MPI.Intracomm:
     """Return ``MPI.COMM_WORLD``, once it is sure that it is the job that the launcher started.
 
     Raises:
-        ZcommError: no mpi4py or no MPI library, or a launcher that started more ranks than MPI sees.
+        ZcommError: no mpi4py, no MPI library, or a launcher that started more ranks than MPI sees.
     """
     try:
         from mpi4py import MPI
@@ -50,6 +50,6 @@ def check(size: int, library: str) -> None:
         if variable == "SLURM_NTASKS" and "SLURM_PROCID" not in os.environ:
             continue
         raise ZcommError(
-            f"{launcher} started {started} ranks ({variable}) but MPI ({library}) sees only this one: start the job with "
-            f"the mpirun of that MPI, or install mpi4py for the launcher's MPI"
+            f"{launcher} started {started} ranks ({variable}) but MPI ({library}) sees only "
+            f"this one: start the job with that MPI's mpirun, or install mpi4py for the launcher's MPI"
         )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from zcomm.arrays import FLOATING, HALF, ITEMSIZE
 from zcomm.codecs import Codec
 
 Indices = npt.NDArray[np.int64]
-CodecSpec = None | str | Codec | Sequence[None | str | Codec]
+CodecSpec = str | Codec | Sequence[str | Codec | None] | None
 
 ALGORITHMS = ("auto", "flat", "hierarchical", "ordered")
 ALIGNMENT = 4096
@@ -56,14 +57,12 @@ class Layout:
 
     @staticmethod
     def even(dtype: str, numel: int, size: int) -> Layout:
-        """Cut ``numel`` elements, a multiple of ``size``, into ``size`` equal runs in rank
-        order."""
+        """Cut elements, a multiple of ``size``, into equal runs in rank order."""
         return _even(dtype, numel, size)
 
     @staticmethod
     def cut(dtype: str, numel: int, size: int) -> Layout:
-        """Cut any number of elements into ``size`` runs in rank order, each a multiple of
-        ``ALIGNMENT`` but the last."""
+        """Cut any number of elements into runs in rank order, multiples of ``ALIGNMENT``."""
         return _cut(dtype, numel, size)
 
     @cached_property
@@ -96,8 +95,7 @@ class Layout:
         return tuple(tables)
 
     def table(self, rank: int, *, compact: bool = False) -> tuple[Indices, Indices]:
-        """Return (starts, lengths) of a shard's segments, in the full buffer or in its compact
-        form."""
+        """Return (starts, lengths) of a shard's segments, in the full buffer or compact."""
         starts, lengths, packed = self._tables[rank]
         return (packed if compact else starts), lengths
 
@@ -136,9 +134,7 @@ def _even(dtype: str, numel: int, size: int) -> Layout:
 def _cut(dtype: str, numel: int, size: int) -> Layout:
     blocks = -(-numel // (size * ALIGNMENT))
     bounds = [min(rank * blocks * ALIGNMENT, numel) for rank in range(size + 1)]
-    return Layout(
-        dtype, tuple((Segment(lo, hi - lo),) for lo, hi in zip(bounds, bounds[1:], strict=False))
-    )
+    return Layout(dtype, tuple((Segment(lo, hi - lo),) for lo, hi in pairwise(bounds)))
 
 
 @dataclass(frozen=True)
@@ -183,9 +179,10 @@ class Message:
 class Plan:
     """The hops of one operation.
 
-    ``nesting`` is the topology that defines the order of exact sums, ``partials`` how each layout's partial sums are
-    rounded between its levels: every algorithm obeys both, so none changes a bit of an exact result. ``counted_as`` is
-    the operation in the traffic counters (the two plans of an all_reduce count as all_reduce).
+    ``nesting`` is the topology that defines the order of exact sums, ``partials`` how each layout's
+    partial sums are rounded between its levels: every algorithm obeys both, so none changes a bit
+    of an exact result. ``counted_as`` is the operation in the traffic counters (the two plans of an
+    all_reduce count as all_reduce).
     """
 
     operation: str
@@ -266,7 +263,7 @@ class Plan:
 def parse_codecs(spec: CodecSpec, levels: int) -> tuple[Codec | None, ...]:
     """Read a codec argument: nothing, one for all levels, or one per level, innermost first.
 
-    ``"int8,int4"`` in one text is the same as the tuple. A codec that changes nothing (``none``) is nothing.
+    A codec that changes nothing (``none``) is nothing.
 
     Raises:
         ValueError: when the number of entries is neither one nor ``levels``.
@@ -276,7 +273,8 @@ def parse_codecs(spec: CodecSpec, levels: int) -> tuple[Codec | None, ...]:
         spec = [spec] * levels
     if len(spec) != levels:
         raise ValueError(
-            f"codec {tuple(map(str, spec))} has {len(spec)} entries for a topology of {levels} levels"
+            f"codec {tuple(map(str, spec))} has {len(spec)} entries, the topology {levels} levels: "
+            "possible are one codec for all levels or one per level, innermost first"
         )
     codecs = (None if entry is None else Codec.parse(entry) for entry in spec)
     return tuple(None if codec is None or codec.format == "none" else codec for codec in codecs)
@@ -296,8 +294,8 @@ def make(
     """Plan an ``"all_gather"`` or a ``"reduce_scatter"`` of these layouts.
 
     Raises:
-        ValueError: for an algorithm that is unknown or that the topology does not allow, or codecs that the
-            operation cannot use.
+        ValueError: for an algorithm that is unknown or that the topology does not allow, or codecs
+            that the operation cannot use.
     """
     codecs = codecs or (None,) * len(topology.levels)
     algorithm = choose(algorithm, topology)
@@ -344,7 +342,8 @@ def _gather_hops(
     given = {codec for codec in codecs if codec is not None}
     if len(given) > 1:
         raise ValueError(
-            f"all_gather encodes once, at the source: one codec and None for other levels, got {_names(codecs)}"
+            f"all_gather encodes once, at the source: one codec and None for other levels, got "
+            f"{_names(codecs)}"
         )
     hops = []
     decoded = False
@@ -352,8 +351,8 @@ def _gather_hops(
         codec = codecs[-1 if level is None else level]
         if decoded and codec is not None:
             raise ValueError(
-                f"all_gather goes from the outermost level inwards: level {level} cannot have a codec when a level "
-                f"outside it has none, got {_names(codecs)}"
+                f"all_gather goes from the outermost level inwards: level {level} cannot have "
+                f"a codec when a level outside it has none, got {_names(codecs)}"
             )
         decoded = codec is None
         hops.append(Hop(level, tuple(_format(layout.dtype, codec) for layout in layouts)))
@@ -381,8 +380,10 @@ def _reduce_hops(
 
 
 def hop_dtype(dtype: str, reduce_dtype: str | None = None) -> str:
-    """Return the dtype of partial sums between levels (DESIGN: bf16 stays bf16, fp16's range is too
-    small)."""
+    """Return the dtype of partial sums between levels.
+
+    bfloat16 stays what it is; the range of float16 is too small for sums.
+    """
     if dtype in HALF:
         return dtype if dtype == "bfloat16" and reduce_dtype is None else "float32"
     return dtype

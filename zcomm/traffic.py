@@ -43,9 +43,10 @@ class Traffic:
         return {key: Counter(*values) for key, values in sorted(self._counters.items())}
 
     def wire_nbytes(self, level: int | None = None, operation: str | None = None) -> int:
-        """Sum the wire bytes sent by this rank over one level (0 = innermost) or all, of one operation or all.
+        """Sum the wire bytes sent by this rank: over one level or all, of one operation or all.
 
-        The guard's handshakes are the operation ``"guard"``; they count where no operation is named.
+        Level 0 is the innermost. The guard's handshakes are the operation ``"guard"``; they count
+        where no operation is named.
         """
         return sum(
             counter[2]

@@ -53,8 +53,7 @@ class Work(Generic[T]):
 
 
 class Stream:
-    """A queue of operations with one worker thread, which starts with the first asynchronous
-    one."""
+    """A queue of operations; its worker thread starts with the first asynchronous one."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -122,6 +121,6 @@ class Stream:
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise ZcommError(
-                f"process {os.getpid()} was forked from {self._process}, which owns this communicator: "
+                f"process {os.getpid()} was forked from {self._process}, which communicates: "
                 "a forked child (a DataLoader worker, say) cannot communicate"
             )

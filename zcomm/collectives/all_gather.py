@@ -11,8 +11,7 @@ from zcomm.plan import Hop, Plan, WireFormat
 
 
 class _Slots:
-    """The wire chunks of all shards in one buffer, in ownership order, so that every cargo is one
-    run of bytes."""
+    """The wire chunks of all shards in ownership order: every cargo is one run of bytes."""
 
     def __init__(self, channel: Channel, plan: Plan, hop: Hop) -> None:
         self._offsets: dict[int, tuple[int, int]] = {}
@@ -32,10 +31,10 @@ def all_gather(channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequ
     """Gather the shards of all ranks into the segments of ``fulls`` that the plan's layouts name.
 
     1. Encode the own shard into its slot.
-    2. Over each hop, the outermost level first, send every slot held so far to the peers of the level and receive
-       theirs: a shard crosses the network once per node. Where the next level has no codec, decode what is held and
-       forward the decoded values.
-    3. Decode every slot once into its place, the own one too: all ranks hold what the receivers decode.
+    2. Over each hop, the outermost level first, send every slot held so far to the peers of the
+       level and receive theirs: a shard crosses the network once per node. Where the next level has
+       no codec, decode what is held and forward the decoded values.
+    3. Decode every slot once into its place, the own one too: all ranks hold what receivers decode.
 
     Hierarchical all-gather as in ZeRO++ (arXiv 2306.10209, section 4.1), for any number of levels.
     """

@@ -24,8 +24,8 @@ def all_reduce(
 ) -> None:
     """Reduce ``tensors`` over all ranks, in place.
 
-    1. reduce_scatter: every rank reduces its shard of each tensor. Where the gather encodes, the shard stays in
-       float32 until then, so that it is rounded once.
+    1. reduce_scatter: every rank reduces its shard of each tensor. Where the gather encodes, the
+       shard stays in float32 until then, so that it is rounded once.
     2. all_gather of the reduced shards; the owner, too, keeps what the others decode.
     """
     shards = []

@@ -13,8 +13,7 @@ from zcomm.transports.base import Transport
 
 @dataclass(frozen=True)
 class Channel:
-    """A group of a transport's ranks, with the counters and the scratch memory that their
-    collectives share.
+    """A group of a transport's ranks, with the counters and scratch memory of their collectives.
 
     ``ranks[i]`` is the transport's number of the communicator's rank i.
     """

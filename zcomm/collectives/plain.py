@@ -1,5 +1,4 @@
-"""Operations that only move bytes: all_to_all, broadcast, send and receive, barrier, control
-values."""
+"""Operations that only move bytes: all_to_all, broadcast, send, recv, barrier, control values."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ def all_to_all(channel: Channel, send: View, recv: View) -> None:
 def broadcast(channel: Channel, x: View, root: int) -> None:
     """Copy the root's elements to all ranks.
 
-    1. Over each level, outermost first, the ranks that hold them send them to their peers of the level: the bytes
-       enter a node once. Where groups are uneven, the root sends them to everybody.
+    1. Over each level, outermost first, the ranks that hold them send them to their peers of the
+       level: the bytes enter a node once. Where groups are uneven, the root sends to everybody.
     """
     topology, me = channel.topology, channel.rank
     if not topology.uniform:
@@ -63,8 +62,7 @@ def barrier(channel: Channel) -> None:
 
 
 def gather_values(channel: Channel, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return the control values of all ranks, shape (W, n): every rank sees the same rows in the
-    same order."""
+    """Return the control values of all ranks, shape (W, n): the same rows on every rank."""
     rows = np.empty((channel.size, *values.shape), values.dtype)
     rows[channel.rank] = values
     others = [rank for rank in range(channel.size) if rank != channel.rank]

@@ -1,5 +1,4 @@
-"""reduce_scatter: sums over all ranks, each rank keeping its shard; qgZ for any number of
-levels."""
+"""reduce_scatter: every rank keeps its shard of the sum; qgZ for any number of levels."""
 
 from __future__ import annotations
 
@@ -29,13 +28,15 @@ def reduce_scatter(
     """Reduce ``fulls`` over all ranks and write this rank's segments, compact, to ``shards``.
 
     1. Order the shards by the coordinates of their owners and encode them.
-    2. Over each hop, the innermost level first, send every peer the shards on their way to it, one message, and
-       receive as many from each.
-    3. Between two hops decode, sum in float32 ascending by coordinate, and encode again (one fused pass).
+    2. Over each hop, the innermost level first, send every peer the shards on their way to it, one
+       message, and receive as many from each.
+    3. Between two hops decode, sum in float32 ascending by coordinate, and encode again (one fused
+       pass).
     4. After the last hop decode, sum, divide once, and round once to the dtype of ``shards``.
 
-    The own chunks pass the codec like all others. A hop among all ranks (flat) without a codec sums locally, nested as
-    the levels are, so that it gives the bits of the hierarchical one. qgZ: ZeRO++ (arXiv 2306.10209, section 4.3).
+    The own chunks pass the codec like all others. A hop among all ranks (flat) without a codec sums
+    locally, nested as the levels are, so that it gives the bits of the hierarchical one. qgZ:
+    ZeRO++ (arXiv 2306.10209, section 4.3).
     """
     if not plan.hops:
         for layout, full, shard in zip(plan.layouts, fulls, shards, strict=True):
@@ -86,8 +87,7 @@ def _outgoing(
     op: str,
     scratch: list[Memory],
 ) -> dict[int, Memory]:
-    """Encode the message for every peer of the hop, this rank included; note in ``scratch`` what
-    was taken for it."""
+    """Encode a message for every peer of the hop, itself included; ``scratch`` notes memory."""
     messages = {}
     with channel.clock.measure("encode"):
         for peer in plan.peers(hop, channel.rank):
@@ -138,8 +138,7 @@ def _recode(
 def _exchange(
     channel: Channel, plan: Plan, index: int, messages: dict[int, Memory], scratch: list[Memory]
 ) -> Chunks:
-    """Exchange the messages and cut what arrived into chunks; note in ``scratch`` what was taken
-    for it."""
+    """Exchange the messages, cut what arrived into chunks; ``scratch`` notes the memory."""
     hop, me = plan.hops[index], channel.rank
     cargo = plan.cargo(hop, me, me)
     nbytes = sum(plan.chunk_nbytes(hop, shard) for shard in cargo)
@@ -187,11 +186,10 @@ def nested_reduce(
     op: str,
     divisor: int,
 ) -> None:
-    """Reduce the plain chunks of all ranks as the levels nest: inside out, ascending, partial sums
-    rounded.
+    """Reduce the plain chunks of all ranks as the levels nest.
 
-    This is the definition of an exact result; the hierarchical algorithm computes the same, spread
-    over the ranks.
+    Inside out, ascending, every partial sum rounded to ``partial``. This is the definition of an
+    exact result; the hierarchical algorithm computes the same, spread over the ranks.
     """
     parts = list(enumerate(chunks))
     for level in nesting.levels:
@@ -214,8 +212,7 @@ def _partial(
 
 
 def _keep(dtype: str, table: tuple[Indices, Indices], full: View, shard: View) -> None:
-    """Copy the only rank's segments: no level has a hop, so nothing is rounded but to the dtype
-    asked for."""
+    """Copy the only rank's segments, rounded to the dtype asked for: no level has a hop."""
     starts, lengths = table
     packed = np.cumsum(lengths) - lengths
     chunk = np.empty(int(lengths.sum()) * ITEMSIZE[dtype], np.uint8)

@@ -75,8 +75,7 @@ def reduce(
     op: str,
     divisor: int,
 ) -> None:
-    """Combine wire chunks in the order given and write the result, divided, to the named segments
-    of ``target``."""
+    """Combine wire chunks in the order given; write the result, divided, to named segments."""
     codec = wire.codec or (CARRIER.get(wire.dtype) if op in ("sum", "avg") else None)
     if codec is not None:
         kernels().decode_reduce(
@@ -102,8 +101,7 @@ def reduce_pack(
     op: str,
     out: Memory,
 ) -> None:
-    """Combine wire chunks in the order given and write the sum as a wire chunk of format
-    ``into``."""
+    """Combine wire chunks in the order given; write the sum as a wire chunk of another format."""
     source = wire.codec or (CARRIER.get(wire.dtype) if op in ("sum", "avg") else None)
     if source is not None:
         target = into.codec or CARRIER[into.dtype]

@@ -1,2 +1,1 @@
-"""Transports move bytes among ranks: ``mpi`` (processes under mpirun) and ``local`` (threads of one
-process)."""
+"""Transports move bytes among ranks: ``mpi`` (processes) and ``local`` (threads)."""

@@ -30,7 +30,7 @@ class Transport(Protocol):
         """Send and receive one message per named peer; return when all are done.
 
         Args:
-            sends: bytes for each peer; unchanged until the call returns. Empty messages are not sent.
+            sends: bytes for each peer, unchanged until the call returns. Empty ones are not sent.
             recvs: memory for what each peer sends here, of exactly that size.
             timeout: seconds after which the call gives up, None for never.
 

@@ -1,5 +1,4 @@
-"""Ranks that are threads of one process: for unit tests, notebooks and simulations of hundreds of
-ranks.
+"""Ranks that are threads of one process: unit tests, notebooks, simulations of hundreds.
 
 Messages are copied when they are sent, so that a sender never waits. A rank that fails closes the
 *hub*, which ends the wait of all others with ``PeerLost``.
@@ -83,7 +82,7 @@ class LocalTransport:
                 continue
             if message.size != memory.size:
                 raise PeerLost(
-                    f"rank {peer} sent {message.size} bytes where rank {self.rank} expects {memory.size}"
+                    f"rank {peer} sent {message.size} bytes, rank {self.rank} expects {memory.size}"
                 )
             np.copyto(memory, message)
             return True
