@@ -8,10 +8,8 @@ counters and level indices with their parent.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from types import TracebackType
 from typing import Any
 
@@ -19,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from topology import Topology
-from zcomm import arguments, plan
+from zcomm import arguments
 from zcomm.arguments import Item
-from zcomm.arrays import FLOATING, view
-from zcomm.codecs import Codec
+from zcomm.arrays import view
 from zcomm.collectives import plain
 from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.all_reduce import SMALL_NBYTES, all_reduce, all_reduce_small
@@ -30,12 +27,11 @@ from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.errors import ZcommError
 from zcomm.guard import Guard
-from zcomm.plan import CodecSpec, Layout, Plan, parse_codecs
+from zcomm.plan import CodecSpec, Layout
+from zcomm.planner import Planner
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
 from zcomm.work import Stream
-
-logger = logging.getLogger("zcomm")
 
 
 class Communicator:
@@ -67,10 +63,9 @@ class Communicator:
         self._channel = channel
         self._stream = stream
         self._guard = Guard(channel)
-        self._plans: dict[object, Plan] = {}
+        self._planner = Planner(name, channel.rank, channel.topology)
         self._children: dict[tuple[str, int], Communicator] = {}
         self._splits = 0
-        self._said: set[object] = set()
         self._closed = False
 
     @property
@@ -184,17 +179,17 @@ class Communicator:
         """
         items = [arguments.in_place(one) for one in arguments.as_list(x)]
         arguments.check_op(op, [item.layout.dtype for item in items])
-        codecs = self._codecs("all_reduce", codec, items, self.min_numel)
+        codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel)
         if any(codecs):
             items = [arguments.narrow_in_place(item) for item in items]
         layouts = [Layout.cut(item.full.dtype, item.full.numel, self.size) for item in items]
-        scatter = self._plan(
+        scatter = self._planner.plan(
             "reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype, "all_reduce"
         )
-        gather = self._plan(
+        gather = self._planner.plan(
             "all_gather", layouts, (codecs[-1],) * len(codecs), algorithm, "sum", None, "all_reduce"
         )
-        self._say(scatter, "all_reduce")
+        self._planner.announce(scatter)
         small = not any(codecs) and sum(item.full.memory.size for item in items) <= SMALL_NBYTES
         divisor = self.size if op == "avg" else 1
 
@@ -205,7 +200,7 @@ class Communicator:
             elif self.size > 1:
                 all_reduce(self._channel, scatter, gather, tensors, op, divisor)
 
-        return self._issue(self._describe(scatter, op), execute, items, x, async_op)
+        return self._issue(self._planner.describe(scatter, op), execute, items, x, async_op)
 
     def all_to_all(self, send: Any, out: Any = None, *, async_op: bool = False) -> Any:
         """Send the i-th of W equal parts of dimension 0 to rank i: (W·a, …) -> (W·a, …).
@@ -351,20 +346,20 @@ class Communicator:
         min_numel: int,
         async_op: bool,
     ) -> Any:
-        codecs = self._codecs("all_gather", codec, items, min_numel)
+        codecs = self._planner.codecs("all_gather", codec, items, min_numel)
         if any(codecs):
             items = [arguments.narrow_gather(item) for item in items]
-        made = self._plan(
+        made = self._planner.plan(
             "all_gather", [item.layout for item in items], codecs, algorithm, "sum", None
         )
-        self._say(made, "all_gather")
+        self._planner.announce(made)
 
         def execute() -> None:
             all_gather(
                 self._channel, made, [item.shard for item in items], [item.full for item in items]
             )
 
-        return self._issue(self._describe(made), execute, items, result, async_op)
+        return self._issue(self._planner.describe(made), execute, items, result, async_op)
 
     def _reduce(
         self,
@@ -378,19 +373,19 @@ class Communicator:
         async_op: bool,
     ) -> Any:
         arguments.check_op(op, [item.layout.dtype for item in items])
-        codecs = self._codecs("reduce_scatter", codec, items, min_numel)
+        codecs = self._planner.codecs("reduce_scatter", codec, items, min_numel)
         if any(codecs):
             items = [arguments.narrow_reduce(item) for item in items]
         layouts = [item.layout for item in items]
-        made = self._plan("reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype)
-        self._say(made, "reduce_scatter")
+        made = self._planner.plan("reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype)
+        self._planner.announce(made)
         divisor = self.size if op == "avg" else 1
 
         def execute() -> None:
             fulls, shards = [item.full for item in items], [item.shard for item in items]
             reduce_scatter(self._channel, made, fulls, shards, op, divisor)
 
-        return self._issue(self._describe(made, op), execute, items, result, async_op)
+        return self._issue(self._planner.describe(made, op), execute, items, result, async_op)
 
     def _issue(
         self,
@@ -412,75 +407,6 @@ class Communicator:
             return result
 
         return self._stream.submit(run) if async_op else self._stream.call(run)
-
-    def _codecs(
-        self, operation: str, spec: CodecSpec, items: list[Item], min_numel: int
-    ) -> tuple[Codec | None, ...]:
-        codecs = parse_codecs(spec, len(self.topology.levels))
-        if not any(codecs):
-            return codecs
-        dtypes = [item.layout.dtype for item in items]
-        if dtypes and not FLOATING.intersection(dtypes):
-            raise ValueError(
-                f"{operation} of {', '.join(sorted(set(dtypes)))}: a codec needs floating point"
-            )
-        numel = sum(item.layout.numel for item in items)
-        if numel >= min_numel:
-            return codecs
-        self._say_once(
-            (operation, "small"),
-            f"{operation} of {numel} elements travels exactly: min_numel={min_numel}",
-        )
-        return (None,) * len(codecs)
-
-    def _plan(
-        self,
-        operation: str,
-        layouts: Sequence[Layout],
-        codecs: tuple[Codec | None, ...],
-        algorithm: str,
-        op: str,
-        reduce_dtype: str | None,
-        counted_as: str | None = None,
-    ) -> Plan:
-        key = (operation, tuple(layouts), codecs, algorithm, op, reduce_dtype, counted_as)
-        if key not in self._plans:
-            if not self.topology.uniform:
-                self._say_once("uneven", f"{self.topology.describe()}", logging.WARNING)
-            self._plans[key] = plan.make(
-                operation,
-                layouts,
-                self.topology,
-                codecs=codecs,
-                algorithm=algorithm,
-                op=op,
-                reduce_dtype=reduce_dtype,
-                counted_as=counted_as,
-            )
-        return self._plans[key]
-
-    def _describe(self, made: Plan, op: str = "") -> str:
-        """Return the call in words, the same on all ranks that mean the same."""
-        items = ", ".join(f"{layout.dtype}[{layout.numel}]" for layout in made.layouts[:4])
-        more = f" and {len(made.layouts) - 4} more" if len(made.layouts) > 4 else ""
-        codecs = "/".join(dict.fromkeys(str(w.codec) for hop in made.hops for w in hop.formats))
-        digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4).hexdigest()
-        reduction = f" op={op}" if op else ""
-        how = f"codec={codecs} algorithm={made.algorithm} layout={digest}"
-        return f"{made.counted_as} {items}{more}{reduction} {how}"
-
-    def _say(self, made: Plan, operation: str) -> None:
-        codecs = ", ".join(
-            dict.fromkeys(str(wire.codec) for hop in made.hops for wire in hop.formats)
-        )
-        how = f"{made.algorithm} ({len(made.hops)}-hop)"
-        self._say_once((operation, how, codecs), f"{operation} runs {how}, codec {codecs or None}")
-
-    def _say_once(self, key: object, text: str, level: int = logging.INFO) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            if self.rank == 0:
-                logger.log(level, "%s: %s", self.name, text)
 
     def _child(self, kind: str, level: int, ranks: tuple[int, ...]) -> Communicator:
         if (kind, level) not in self._children:

@@ -51,5 +51,5 @@ def check(size: int, library: str) -> None:
             continue
         raise ZcommError(
             f"{launcher} started {started} ranks ({variable}) but MPI ({library}) sees only "
-            f"this one: start the job with that MPI's mpirun, or install mpi4py for the launcher's MPI"
+            f"this one: start the job with that MPI's mpirun, or install mpi4py for the launcher"
         )

@@ -1,0 +1,113 @@
+"""From the arguments of a call to its plan, made once and said once.
+
+A planner belongs to one communicator. It decides whether a codec applies, keeps the plans that were
+made, puts a call into words for the guard, and logs what a user should know: which algorithm runs,
+and which setting could not be honoured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from topology import Topology
+from zcomm.arguments import Item
+from zcomm.arrays import FLOATING
+from zcomm.codecs import Codec
+from zcomm.plan import CodecSpec, Layout, Plan, make, parse_codecs
+
+logger = logging.getLogger("zcomm")
+
+
+class Planner:
+    """Makes the plans of one communicator."""
+
+    def __init__(self, name: str, rank: int, topology: Topology) -> None:
+        self._name = name
+        self._rank = rank
+        self._topology = topology
+        self._plans: dict[object, Plan] = {}
+        self._words: dict[tuple[Plan, str], str] = {}
+        self._said: set[object] = set()
+
+    def codecs(
+        self, operation: str, spec: CodecSpec, items: list[Item], min_numel: int
+    ) -> tuple[Codec | None, ...]:
+        """Return the codecs to use, one per level; all None where the message is too small.
+
+        Raises:
+            ValueError: a codec for items none of which is floating point, or too few or many.
+        """
+        codecs = parse_codecs(spec, len(self._topology.levels))
+        if not any(codecs):
+            return codecs
+        dtypes = [item.layout.dtype for item in items]
+        if dtypes and not FLOATING.intersection(dtypes):
+            raise ValueError(
+                f"{operation} of {', '.join(sorted(set(dtypes)))}: a codec needs floating point"
+            )
+        numel = sum(item.layout.numel for item in items)
+        if numel >= min_numel:
+            return codecs
+        self._say_once(
+            (operation, "small"),
+            f"{operation} of {numel} elements travels exactly: min_numel={min_numel}",
+        )
+        return (None,) * len(codecs)
+
+    def plan(
+        self,
+        operation: str,
+        layouts: Sequence[Layout],
+        codecs: tuple[Codec | None, ...],
+        algorithm: str,
+        op: str,
+        reduce_dtype: str | None,
+        counted_as: str | None = None,
+    ) -> Plan:
+        """Return the plan of a call, see :func:`zcomm.plan.make`; made at the first such call."""
+        key = (operation, tuple(layouts), codecs, algorithm, op, reduce_dtype, counted_as)
+        if key not in self._plans:
+            if not self._topology.uniform:
+                self._say_once("uneven", f"{self._topology.describe()}", logging.WARNING)
+            self._plans[key] = make(
+                operation,
+                layouts,
+                self._topology,
+                codecs=codecs,
+                algorithm=algorithm,
+                op=op,
+                reduce_dtype=reduce_dtype,
+                counted_as=counted_as,
+            )
+        return self._plans[key]
+
+    def describe(self, made: Plan, op: str = "") -> str:
+        """Return the call in words, the same on all ranks that mean the same."""
+        if (made, op) not in self._words:
+            items = ", ".join(f"{layout.dtype}[{layout.numel}]" for layout in made.layouts[:4])
+            more = f" and {len(made.layouts) - 4} more" if len(made.layouts) > 4 else ""
+            digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4)
+            reduction = f" op={op}" if op else ""
+            how = f"codec={_codecs(made)} algorithm={made.algorithm} layout={digest.hexdigest()}"
+            self._words[made, op] = f"{made.counted_as} {items}{more}{reduction} {how}"
+        return self._words[made, op]
+
+    def announce(self, made: Plan) -> None:
+        """Say once which algorithm and codec an operation runs with."""
+        what = f"{made.counted_as} runs {made.algorithm} ({len(made.hops)}-hop)"
+        self._say_once(what + _codecs(made), f"{what}, codec {_codecs(made)}")
+
+    def _say_once(self, key: object, text: str, level: int = logging.INFO) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            if self._rank == 0:
+                logger.log(level, "%s: %s", self._name, text)
+
+
+def _codecs(made: Plan) -> str:
+    """Return the codecs of a plan's hops, in their order, as text."""
+    return ",".join(
+        "+".join(dict.fromkeys(str(wire.codec) for wire in hop.formats)) for hop in made.hops
+    )
