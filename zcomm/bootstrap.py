@@ -97,13 +97,16 @@ def run_local(
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
-        made = _communicator(LocalTransport(hub, rank), found, Stream(), min_numel)
+        stream = Stream()
+        made = _communicator(LocalTransport(hub, rank), found, stream, min_numel)
         try:
             results[rank] = function(made)
             made.close()
         except BaseException as error:
             errors[rank] = error
             hub.fail(f"rank {rank} failed: {type(error).__name__}: {error}")
+        finally:
+            stream.stop()
 
     threads = [
         threading.Thread(target=run, args=(rank,), name=f"rank-{rank}") for rank in range(size)

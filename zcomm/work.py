@@ -7,6 +7,7 @@ inline where nothing is queued or running; otherwise it queues like the rest and
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Generic, TypeVar
 from zcomm.errors import ZcommError
 
 T = TypeVar("T")
+logger = logging.getLogger("zcomm")
 
 
 class Work(Generic[T]):
@@ -28,7 +30,7 @@ class Work(Generic[T]):
         self._function: Callable[[], T] | None = function
         self._finished = threading.Event()
         self._result: T | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         """Run the operation; the stream calls this once."""
@@ -36,7 +38,7 @@ class Work(Generic[T]):
         try:
             self._result = self._function()
         except BaseException as error:
-            self._error = error
+            self.error = error
         self._function = None
         self._finished.set()
 
@@ -47,8 +49,8 @@ class Work(Generic[T]):
     def wait(self) -> T:
         """Wait for the operation and return its result; raises what it raised."""
         self._finished.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._result  # type: ignore[return-value]
 
 
@@ -111,6 +113,8 @@ class Stream:
                 work = self._queue.popleft()
                 self._running = True
             work.run()
+            if work.error is not None:
+                logger.error("asynchronous operation failed: %r", work.error)
             self._release()
 
     def _release(self) -> None:
