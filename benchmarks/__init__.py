@@ -1,0 +1,1 @@
+"""Programs that measure zcomm, run from a checkout and never installed."""
