@@ -1,0 +1,24 @@
+"""zero: ZeRO stages 0-3 with ZeRO++, for any torch model and any elementwise torch optimizer.
+
+``zero.shard`` is the entry point; the loop around it stays ordinary torch.
+"""
+
+from zero.config import Config
+from zero.contexts import clip_grad_norm_, full_grads, full_params, no_sync, num_skipped_steps
+from zero.memory import ModelStates, expected_nbytes, model_state_nbytes
+from zero.parameters import ShardedParameterError
+from zero.shard import shard
+
+__all__ = [
+    "Config",
+    "ModelStates",
+    "ShardedParameterError",
+    "clip_grad_norm_",
+    "expected_nbytes",
+    "full_grads",
+    "full_params",
+    "model_state_nbytes",
+    "no_sync",
+    "num_skipped_steps",
+    "shard",
+]

@@ -1,0 +1,169 @@
+"""What the user chooses: the stage of ZeRO, its codecs, the secondary partition.
+
+A field exists only for what works. ``Config`` is checked where it is made, except for what needs
+the ranks: the number of entries of ``grads`` and the size of the secondary group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from zcomm.codecs import Codec
+
+CodecText = str | Codec | None
+DtypeChoice = torch.dtype | Literal["param"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a model is sharded.
+
+    Attributes:
+        stage: 0 keeps everything on every rank, 1 shards optimizer states, 2 gradients too, 3
+            parameters too.
+        weights: codec of the parameters on the wire, stages 1-3: ``"int8"``, a ``Codec``, or None.
+        grads: codec of the gradients on the wire, any stage: one for all levels of the topology, or
+            one per level, innermost first. Two on a topology with another number of levels: the
+            first holds inside the node, the second between nodes.
+        secondary: stage 3: keep a second copy of the parameters, sharded over a group of ranks, and
+            gather from it (hpZ). ``"node"``, or the number of ranks of a group, which divides all.
+        secondary_codec: None holds decoded values in the secondary; the codec of ``weights`` holds
+            the received codes, and the gathers inside the group send them.
+        grad_dtype: ``"param"`` rounds the float32 mean once to the dtype of the parameter;
+            ``torch.float32`` does not.
+        reduce_dtype: ``"param"`` rounds partial sums of bfloat16 between levels; ``torch.float32``
+            does not.
+        min_numel: units of fewer elements travel without codecs.
+        units: ``"auto"`` gathers each child of an outermost ModuleList or Sequential together;
+            otherwise the names of the modules to gather together. The rest is one more unit.
+        max_skipped_steps: consecutive steps with non-finite gradients before step() raises.
+
+    Raises:
+        ValueError: a value that is not possible, or a combination that would not be honoured.
+        CodecError: a text that is not a codec (a ValueError too).
+    """
+
+    stage: int = 3
+    weights: CodecText = None
+    grads: CodecText | Sequence[CodecText] = None
+    secondary: int | Literal["node"] | None = None
+    secondary_codec: CodecText = None
+    grad_dtype: DtypeChoice = "param"
+    reduce_dtype: DtypeChoice = "param"
+    min_numel: int = 65536
+    units: Literal["auto"] | Sequence[str] = "auto"
+    max_skipped_steps: int = 100
+
+    def __post_init__(self) -> None:
+        if self.stage not in (0, 1, 2, 3):
+            raise ValueError(f"stage {self.stage!r}: possible are 0, 1, 2 and 3")
+        for name in ("grad_dtype", "reduce_dtype"):
+            if getattr(self, name) not in ("param", torch.float32):
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r}: possible are 'param' and torch.float32"
+                )
+        if self.min_numel < 0 or self.max_skipped_steps < 0:
+            raise ValueError(
+                f"min_numel {self.min_numel}, max_skipped_steps {self.max_skipped_steps}:"
+                " neither may be negative"
+            )
+        self._freeze("weights", _single("weights", self.weights))
+        self._freeze("grads", _per_level(self.grads))
+        self._freeze("secondary_codec", _single("secondary_codec", self.secondary_codec))
+        if isinstance(self.units, str):
+            if self.units != "auto":
+                raise ValueError(
+                    f"units {self.units!r}: possible are 'auto' and a sequence of module names"
+                )
+        else:
+            self._freeze("units", tuple(self.units))
+        self._check_combinations()
+
+    def _freeze(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_combinations(self) -> None:
+        if self.weights is not None and self.stage == 0:
+            raise ValueError(
+                f"weights {self.weights}: stage 0 sends no parameters; possible in stages 1-3"
+            )
+        if self.secondary is not None:
+            if self.stage != 3:
+                raise ValueError(
+                    f"secondary {self.secondary!r}: stage {self.stage} does not shard"
+                    " parameters; possible in stage 3"
+                )
+            is_number = isinstance(self.secondary, int) and not isinstance(self.secondary, bool)
+            if not (self.secondary == "node" or (is_number and int(self.secondary) > 0)):
+                raise ValueError(
+                    f"secondary {self.secondary!r}: possible are 'node', a number of ranks and None"
+                )
+        if self.secondary_codec is not None:
+            if self.secondary is None:
+                raise ValueError(f"secondary_codec {self.secondary_codec}: there is no secondary")
+            if self.secondary_codec != self.weights:
+                raise ValueError(
+                    f"secondary_codec {self.secondary_codec}: the secondary holds what arrives,"
+                    f" encoded once by its owner with weights {self.weights}; use the same codec"
+                )
+
+    @property
+    def weights_codec(self) -> Codec | None:
+        """The codec of the parameters."""
+        return None if self.weights is None else Codec.parse(self.weights)
+
+    @property
+    def piece_numel(self) -> int:
+        """Elements of the grid on which parameters are cut: 256 and all blocks divide it."""
+        grads = self.grads if isinstance(self.grads, tuple) else (self.grads,)
+        codecs = [codec for codec in (self.weights, *grads) if isinstance(codec, Codec)]
+        # Blocks and 256 are powers of two, so the largest is their least common multiple.
+        return max([256, *(codec.block for codec in codecs)])
+
+    def grads_codecs(self, num_levels: int) -> tuple[Codec | None, ...]:
+        """Return the codec of the gradients at each level of a topology, innermost first.
+
+        Raises:
+            ValueError: when the number of entries is neither 1, 2 nor ``num_levels``.
+        """
+        if self.grads is None or isinstance(self.grads, str | Codec):
+            return (_single("grads", self.grads),) * num_levels
+        codecs = tuple(_single("grads", codec) for codec in self.grads)
+        if len(codecs) == num_levels:
+            return codecs
+        if len(codecs) == 2:
+            return (codecs[0],) * (num_levels - 1) + (codecs[1],)
+        raise ValueError(
+            f"grads has {len(codecs)} codecs, the topology has {num_levels} levels: give one for"
+            " all, one per level, or two (inside the node, between nodes)"
+        )
+
+    @classmethod
+    def zeropp(cls) -> Config:
+        """Return the configuration of the ZeRO++ paper (arXiv 2306.10209).
+
+        Stage 3 with int8 weights (qwZ), a secondary partition in the node (hpZ) and int4 gradients
+        on every hop (qgZ).
+        """
+        return cls(stage=3, weights="int8", secondary="node", grads=("int4", "int4"))
+
+
+def _single(name: str, value: object) -> Codec | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | Codec):
+        raise ValueError(f"{name} {value!r}: parameters are encoded once, give one codec")
+    codec = Codec.parse(value)
+    return None if codec.format == "none" else codec
+
+
+def _per_level(value: object) -> Codec | tuple[Codec | None, ...] | None:
+    if value is None or isinstance(value, str | Codec):
+        return _single("grads", value)
+    if not isinstance(value, Sequence) or not value:
+        raise ValueError(f"grads {value!r}: give a codec, or one per level of the topology")
+    return tuple(_single("grads", entry) for entry in value)

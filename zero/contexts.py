@@ -1,0 +1,156 @@
+"""What users call around the loop: full_params, full_grads, no_sync, clip_grad_norm_."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from zero.edits import absorb, snapshot
+from zero.engine import Engine, engine_of
+from zero.optimizer import gather_gradients, slots_with_gradient
+from zero.reduce import any_rank
+from zero.unit import Buffer, Unit
+
+
+@contextmanager
+def full_params(model: nn.Module) -> Iterator[None]:
+    """Make all parameters whole; edits made inside, on all ranks alike, are kept.
+
+    A collective: all ranks enter and leave. Forward and backward work inside. Only elements whose
+    bits were changed are taken from the parameters; the others keep their float32 master.
+
+    Example:
+        >>> with zero.full_params(model):
+        ...     torch.save(model.state_dict(), path)
+    """
+    engine = engine_of(model)
+    gathering = engine.gathering
+    if gathering.kept:
+        yield
+        return
+    for unit in engine.units:
+        gathering.gather(unit)
+    before = {
+        buffer: snapshot(buffer)
+        for unit in engine.units
+        if not engine.publisher.is_exact(unit)
+        for buffer in unit.buffers
+    }
+    gathering.kept += 1
+    try:
+        yield
+    finally:
+        gathering.kept -= 1
+        _take_edits(engine, before)
+        for unit in engine.units:
+            if unit.depth == 0:
+                gathering.reshard(unit)
+
+
+def _take_edits(engine: Engine, before: dict[Buffer, list[Tensor]]) -> None:
+    edited = []
+    for unit in engine.units:
+        exact = engine.publisher.is_exact(unit)
+        found = [absorb(b, exact=exact, before=before.get(b)) for b in unit.buffers]
+        edited.append(any(found))
+    # An owner sees only edits of its own runs, but versions move on all ranks.
+    for unit, moved in zip(engine.units, any_rank(engine.comm, edited), strict=True):
+        if moved:
+            _move(engine, unit)
+
+
+def _move(engine: Engine, unit: Unit) -> None:
+    if engine.publisher.is_exact(unit) or engine.gathering.sharded:
+        unit.version += 1
+    else:
+        engine.publisher.publish(unit)
+
+
+@contextmanager
+def full_grads(model: nn.Module) -> Iterator[None]:
+    """Gather the reduced gradients into ``p.grad`` of all parameters; edits inside are kept.
+
+    A collective: all ranks enter and leave, and edit alike. ``p.grad`` is None where no rank had a
+    gradient; it has the shape of ``p`` and the dtype that ``Config.grad_dtype`` says.
+    """
+    engine = engine_of(model)
+    engine.reducer.round()
+    for unit in engine.units:
+        fulls = gather_gradients(engine.comm, engine.reducer, unit)
+        for buffer, full in zip(unit.trainable, fulls, strict=True):
+            present = any_rank(engine.comm, slots_with_gradient(buffer))
+            for index, parameter in enumerate(buffer.parameters):
+                if present[index]:
+                    parameter.grad_dtype = None
+                    parameter.grad = buffer.slot_view(full, index)
+    try:
+        yield
+    finally:
+        for unit in engine.units:
+            for buffer in unit.trainable:
+                _return_gradients(buffer)
+
+
+def _return_gradients(buffer: Buffer) -> None:
+    for master in buffer.own_masters():
+        slot = buffer.layout.slots[master.run.slot]
+        grad = buffer.parameters[master.run.slot].grad
+        if grad is None:
+            master.tensor.grad = None
+            continue
+        flat = torch.empty(slot.numel, dtype=grad.dtype)
+        flat.as_strided(slot.shape, slot.stride).copy_(grad)
+        part = flat[master.run.offset : master.run.offset + master.run.numel]
+        if master.tensor.grad is None:
+            master.tensor.grad = part.clone()
+        else:
+            master.tensor.grad.copy_(part)
+    for parameter in buffer.parameters:
+        parameter.grad = None
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Accumulate gradients on each rank, in float32, without communication.
+
+    The first backward outside reduces the sum. All ranks use it alike.
+    """
+    reducer = engine_of(model).reducer
+    before, reducer.synchronise = reducer.synchronise, False
+    try:
+        yield
+    finally:
+        reducer.synchronise = before
+
+
+def clip_grad_norm_(optimizer: Optimizer, max_norm: float) -> Tensor:
+    """Scale all gradients so that their global 2-norm is at most ``max_norm``.
+
+    A collective, to be called between the last backward and the step. Gradients that are not finite
+    are left alone: the step will be skipped.
+
+    Returns:
+        The norm before, a float64 scalar, the same on all ranks and in all stages.
+
+    Raises:
+        ValueError: when ``max_norm`` is negative or NaN.
+    """
+    if not max_norm >= 0:
+        raise ValueError(f"max_norm {max_norm}: expected a number that is not negative")
+    stepper = engine_of(optimizer).stepper
+    norm = stepper.norm()
+    scale = max_norm / (norm + 1e-6)
+    if math.isfinite(norm) and scale < 1:
+        for grad in stepper.own_gradients():
+            grad.mul_(scale)
+    return torch.tensor(norm, dtype=torch.float64)
+
+
+def num_skipped_steps(optimizer: Optimizer) -> int:
+    """Return how many steps were skipped because a gradient was not finite."""
+    return engine_of(optimizer).stepper.num_skipped

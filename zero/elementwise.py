@@ -1,0 +1,105 @@
+"""Which optimizers can step a shard: those that treat every element alone.
+
+Source of the condition: ZeRO (arXiv 1910.02054, section 5.1) cuts optimizer states without regard
+to the shapes of parameters.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, defaultdict
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+logger = logging.getLogger("zcomm")
+
+ELEMENTWISE = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+)
+NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
+
+
+def check_elementwise(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose step of a tensor is not the steps of its elements.
+
+    Those of torch are known by name; another is probed: two steps of a matrix must have the same
+    bits as those of its two halves.
+
+    Raises:
+        ValueError: naming the optimizer.
+    """
+    kind = type(optimizer)
+    if kind.__name__ in NOT_ELEMENTWISE or any(
+        base.__name__ in NOT_ELEMENTWISE for base in kind.__mro__
+    ):
+        raise _refusal(kind.__name__, "its update of an element depends on other elements")
+    if kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE:
+        return
+    try:
+        same = _steps_halves_alike(optimizer)
+    except Exception as error:
+        raise _refusal(kind.__name__, f"a trial step failed: {error}") from error
+    if not same:
+        raise _refusal(kind.__name__, "a trial step of a matrix differed from that of its halves")
+    logger.info("optimizer %s passed the trial step: treated as elementwise", kind.__name__)
+
+
+def _refusal(name: str, reason: str) -> ValueError:
+    known = ", ".join(ELEMENTWISE)
+    return ValueError(f"optimizer {name} cannot be sharded: {reason}; possible: {known}, and alike")
+
+
+def _steps_halves_alike(optimizer: Optimizer) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(32, 32, generator=generator)
+    grads = [torch.randn(32, 32, generator=generator) * (step + 1) for step in range(2)]
+    whole = start.clone()
+    halves = [half.clone() for half in torch.split(start.flatten(), 512)]
+    _step_copy(optimizer, [whole], [[grad] for grad in grads])
+    _step_copy(optimizer, halves, [list(torch.split(grad.flatten(), 512)) for grad in grads])
+    return torch.equal(whole.flatten(), torch.cat(halves))
+
+
+def _step_copy(optimizer: Optimizer, tensors: list[Tensor], grads: list[list[Tensor]]) -> None:
+    """Step ``tensors`` with a copy of the optimizer that shares nothing but its settings."""
+    probe = object.__new__(type(optimizer))
+    probe.__dict__.update(optimizer.__dict__)
+    probe._optimizer_step_pre_hooks = OrderedDict()
+    probe._optimizer_step_post_hooks = OrderedDict()
+    probe.state = defaultdict(dict)
+    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    probe.param_groups = [{**settings, "params": tensors}]
+    for step in grads:
+        for tensor, grad in zip(tensors, step, strict=True):
+            tensor.grad = grad.clone()
+        type(optimizer).step(probe)
+
+
+def prefer_fused(optimizer: Optimizer) -> None:
+    """Set ``fused=True`` for Adam and AdamW where the user left it open, and say so.
+
+    The fused step treats every element by one expression, so that the cut changes no bit.
+    """
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return
+    changed = False
+    for settings in (optimizer.defaults, *optimizer.param_groups):
+        if settings.get("fused") is None and not (
+            settings.get("foreach") or settings.get("differentiable")
+        ):
+            settings["fused"] = True
+            changed = True
+    if changed:
+        logger.info("%s: fused was not set, using fused=True", type(optimizer).__name__)

@@ -1,0 +1,56 @@
+"""What belongs to one sharded model and its optimizer, and how to find it from either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+from zcomm import Communicator
+from zero.config import Config
+from zero.gather import Gathering
+from zero.optimizer import Stepper
+from zero.publish import Publisher
+from zero.reduce import Reducer
+from zero.schedule import Schedule
+from zero.unit import Unit
+
+_ATTRIBUTE = "_zero_engine"
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """The parts that :func:`zero.shard` put together; ``units`` are in the model's order."""
+
+    comm: Communicator
+    config: Config
+    units: tuple[Unit, ...]
+    gathering: Gathering
+    reducer: Reducer
+    publisher: Publisher
+    stepper: Stepper
+    schedule: Schedule
+
+
+def remember(engine: Engine, *owners: nn.Module | Optimizer) -> None:
+    """Let a model or optimizer be known as sharded by ``engine``."""
+    for owner in owners:
+        owner.__dict__[_ATTRIBUTE] = engine
+
+
+def is_sharded(owner: nn.Module | Optimizer) -> bool:
+    """Tell whether a model or optimizer was sharded."""
+    return _ATTRIBUTE in owner.__dict__
+
+
+def engine_of(owner: nn.Module | Optimizer) -> Engine:
+    """Return the engine of a sharded model or optimizer.
+
+    Raises:
+        ValueError: for anything that :func:`zero.shard` did not return.
+    """
+    engine = getattr(owner, "__dict__", {}).get(_ATTRIBUTE)
+    if not isinstance(engine, Engine):
+        raise ValueError(f"{type(owner).__name__} was not returned by zero.shard")
+    return engine

@@ -1,0 +1,193 @@
+"""The sharded step: hooks around the ``step`` of any elementwise torch optimizer.
+
+Before the step: in-place edits of parameters reach the masters, gradients are rounded, all ranks
+agree that they are finite, stage 0 gathers them. A non-finite gradient takes all gradients away,
+so that the step changes nothing. After the step the masters become the parameters.
+
+A reader must not assume that ``.grad`` keeps its dtype inside the step: torch's optimizers need the
+dtype of the master, float32.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from zcomm import Communicator, ZcommError
+from zero.config import Config
+from zero.edits import absorb, was_edited
+from zero.layout import dtype_name
+from zero.publish import Publisher
+from zero.reduce import Reducer, any_rank
+from zero.unit import Buffer, Master, Unit, pack
+
+logger = logging.getLogger("zcomm")
+
+CHUNK_NUMEL = 1 << 20
+
+
+class Stepper:
+    """Owns what happens around ``optimizer.step()``.
+
+    Attributes:
+        num_skipped: steps that were skipped because a gradient was not finite.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        config: Config,
+        units: Sequence[Unit],
+        reducer: Reducer,
+        publisher: Publisher,
+    ) -> None:
+        self._comm = comm
+        self._config = config
+        self._units = units
+        self._buffers = [buffer for unit in units for buffer in unit.trainable]
+        self._reducer = reducer
+        self._publisher = publisher
+        self._aside: list[tuple[Master, Tensor | None]] = []
+        self._skip = False
+        self._consecutive = 0
+        self.num_skipped = 0
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Register the hooks."""
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+
+    def own_gradients(self) -> list[Tensor]:
+        """Return the rounded gradients that this rank owns, in the order of the model."""
+        self._reducer.round()
+        masters = [master for buffer in self._buffers for master in buffer.own_masters()]
+        return [m.tensor.grad for m in masters if m.tensor.grad is not None]
+
+    def norm(self) -> float:
+        """Return the global norm, the same bits on every rank and in every stage.
+
+        Squares are summed in float64 per run, then per rank, then over ranks, ascending.
+        """
+        squares = [squared_norm(grad) for grad in self.own_gradients()]
+        rows = self._comm.all_gather_values(np.array([sum(squares)], np.float64))
+        return math.sqrt(sum(float(row[0]) for row in rows))
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = _evaluate_closure(args, kwargs)
+        for unit in self._units:
+            for buffer in unit.trainable:
+                if buffer.full is not None and was_edited(buffer):
+                    absorb(buffer, exact=self._publisher.is_exact(unit))
+        self._skip = not math.isfinite(self.norm())
+        if self._skip:
+            self._count_skip()
+            for buffer in self._buffers:
+                for master in buffer.masters:
+                    master.tensor.grad = None
+            return args, kwargs
+        self._consecutive = 0
+        if self._config.stage == 0:
+            self._gather_gradients()
+        for buffer in self._buffers:
+            for master in buffer.own_masters():
+                grad = master.tensor.grad
+                if grad is not None and grad.dtype != torch.float32:
+                    self._set_aside(master, grad.to(torch.float32))
+        return args, kwargs
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for master, grad in self._aside:
+            master.tensor.grad = grad
+        self._aside.clear()
+        self._reducer.stepped()
+        if not self._skip:
+            for unit in self._units:
+                self._publisher.publish(unit)
+
+    def _set_aside(self, master: Master, grad: Tensor) -> None:
+        self._aside.append((master, master.tensor.grad))
+        master.tensor.grad = grad
+
+    def _count_skip(self) -> None:
+        self.num_skipped += 1
+        self._consecutive += 1
+        logger.info("step skipped: a gradient is not finite (%d so far)", self.num_skipped)
+        if self._consecutive > self._config.max_skipped_steps:
+            raise ZcommError(
+                f"{self._consecutive} steps in a row had gradients that are not finite;"
+                f" max_skipped_steps is {self._config.max_skipped_steps}"
+            )
+
+    def _gather_gradients(self) -> None:
+        """Stage 0: give every rank the gradients of all runs."""
+        flags = [flag for buffer in self._buffers for flag in slots_with_gradient(buffer)]
+        anywhere = iter(any_rank(self._comm, flags))
+        for unit in self._units:
+            fulls = gather_gradients(self._comm, self._reducer, unit)
+            for buffer, full in zip(unit.trainable, fulls, strict=True):
+                present = [next(anywhere) for _ in buffer.parameters]
+                for master in buffer.masters:
+                    given = master.tensor.grad is not None
+                    if present[master.run.slot] and not (given and master.owner == buffer.rank):
+                        grad = buffer.run_view(full, master.run)
+                        self._set_aside(master, grad.to(torch.float32))
+
+
+def gather_gradients(comm: Communicator, reducer: Reducer, unit: Unit) -> list[Tensor]:
+    """Gather the rounded gradients of a unit: memory of the whole buffer, per trainable buffer.
+
+    Runs without a gradient count as zero. A collective.
+    """
+    shards, fulls, layouts = [], [], []
+    for buffer in unit.trainable:
+        dtype = reducer.grad_dtype(buffer)
+        masters = buffer.own_masters()
+        grads = [
+            torch.zeros(m.run.numel, dtype=dtype) if m.tensor.grad is None else m.tensor.grad
+            for m in masters
+        ]
+        shards.append(pack(grads, dtype))
+        home = reducer.home(buffer)
+        fulls.append(buffer.allocate(dtype) if home is None else home)
+        layouts.append(buffer.layout.trainable_in(dtype_name(dtype)))
+    if fulls:
+        comm.gather_layout(shards, fulls, layouts)
+    return fulls
+
+
+def slots_with_gradient(buffer: Buffer) -> list[bool]:
+    """Tell which slots have a gradient in a run of this rank."""
+    found = [False] * len(buffer.parameters)
+    for master in buffer.own_masters():
+        found[master.run.slot] |= master.tensor.grad is not None
+    return found
+
+
+def _evaluate_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Call a closure before the gradients are looked at, and leave its loss in its place."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        return args, kwargs
+    with torch.enable_grad():
+        loss = closure()
+    return args[:1], {"closure": lambda: loss}
+
+
+def squared_norm(grad: Tensor) -> float:
+    """Return the sum of squares in float64."""
+    total = 0.0
+    for chunk in torch.split(grad, CHUNK_NUMEL):
+        wide = chunk.to(torch.float64)
+        total += float(torch.dot(wide, wide))
+    return total

@@ -1,0 +1,239 @@
+"""Gradients: from autograd to the optimizer's tensors, on one path for all stages.
+
+1. ``collect`` moves each parameter's gradient into its unit's local memory, in the parameters'
+   dtype; under no_sync, and in the backward after it, it is added there in float32.
+2. ``reduce`` averages a unit over the ranks; owners receive float32.
+3. The mean is added to the ``.grad`` of the owners' masters. Where a step has one backward it is
+   rounded to ``grad_dtype`` at once, else the sum stays float32 and is rounded before the step.
+4. ``settle`` removes the gradient of parameters that no rank used.
+
+Whether a step has one backward is known from the step before. The first step keeps float32: the
+optimizer's states, which need more memory, do not exist yet.
+
+A reader must not assume that ``.grad`` of a master has the dtype of the master.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zcomm import Communicator
+from zero.config import Config
+from zero.layout import dtype_name
+from zero.unit import Buffer, Master, Unit, split
+
+logger = logging.getLogger("zcomm")
+
+
+class Reducer:
+    """Owns the gradients between autograd and the optimizer.
+
+    Attributes:
+        synchronise: whether backward reduces; no_sync turns it off.
+        num_reductions: backwards reduced since the last step.
+    """
+
+    def __init__(self, comm: Communicator, config: Config, units: Sequence[Unit]) -> None:
+        self._comm = comm
+        self._config = config
+        self._codecs = config.grads_codecs(len(comm.topology.levels))
+        self._reduce_dtype = None if config.reduce_dtype == "param" else "float32"
+        self._units = units
+        self._buffers = [buffer for unit in units for buffer in unit.trainable]
+        self._used: dict[Buffer, list[bool]] = {}
+        self._fresh: list[tuple[Buffer, Master]] = []
+        self._in_float32 = False
+        self._keep_float32 = True
+        self._warned = False
+        self.synchronise = True
+        self.num_reductions = 0
+
+    def grad_dtype(self, buffer: Buffer) -> torch.dtype:
+        """Return the dtype of gradients between backward and step."""
+        if self._config.grad_dtype == "param":
+            return buffer.layout.dtype
+        return torch.float32
+
+    def begin(self) -> None:
+        """Prepare for a backward."""
+        if not self.synchronise:
+            self._in_float32 = True
+
+    def collect(self, buffer: Buffer, index: int) -> None:
+        """Move the gradient that autograd left on a parameter to the unit's local memory."""
+        parameter = buffer.parameters[index]
+        grad, parameter.grad = parameter.grad, None
+        if grad is None:
+            return
+        if grad.is_sparse:
+            grad = grad.to_dense()
+        if buffer.local is None:
+            buffer.local = self._local_memory(buffer)
+        place = buffer.slot_view(buffer.local, index)
+        if buffer.written[index]:
+            place.add_(grad)
+        else:
+            place.copy_(grad)
+        buffer.written[index] = True
+
+    def reduce(self, unit: Unit) -> None:
+        """Average the local gradients of a unit over all ranks, and add them to the masters'.
+
+        Parameters without a gradient on this rank count as zero.
+        """
+        buffers = unit.trainable
+        if not buffers:
+            return
+        fulls = [self._complete(buffer) for buffer in buffers]
+        layouts = [
+            buffer.layout.trainable_in(dtype_name(full.dtype))
+            for buffer, full in zip(buffers, fulls, strict=True)
+        ]
+        means = [torch.empty(layout.shard_numel(self._comm.rank)) for layout in layouts]
+        self._comm.reduce_layout(
+            fulls,
+            means,
+            layouts,
+            op="avg",
+            codec=self._codecs if unit.quantise else None,
+            reduce_dtype=self._reduce_dtype,
+            min_numel=0,
+        )
+        for buffer, mean in zip(buffers, means, strict=True):
+            self._add(buffer, mean)
+
+    def settle(self) -> None:
+        """End a backward whose units were reduced: agree with all ranks on what was used.
+
+        The gradient of a parameter that no rank used stays None. A unit that received gradients
+        after it was reduced, on any rank, is reduced once more.
+        """
+        flags = [flag for buffer in self._buffers for flag in self._used_in(buffer)]
+        late = [any(b.local is not None for b in unit.trainable) for unit in self._units]
+        anywhere = any_rank(self._comm, [*flags, *late])
+        for unit, again in zip(self._units, anywhere[len(flags) :], strict=True):
+            if again:
+                self.reduce(unit)
+        start = 0
+        used: dict[Buffer, Sequence[bool]] = {}
+        for buffer in self._buffers:
+            used[buffer] = anywhere[start : start + len(buffer.parameters)]
+            start += len(buffer.parameters)
+        for buffer, master in self._fresh:
+            if not used[buffer][master.run.slot]:
+                master.tensor.grad = None
+        self._forget_backward()
+        if any(anywhere):
+            self._count()
+
+    def _forget_backward(self) -> None:
+        self._fresh.clear()
+        self._used.clear()
+        self._in_float32 = False
+
+    def _count(self) -> None:
+        self.num_reductions += 1
+        if self.num_reductions == 2 and not self._keep_float32 and not self._warned:
+            self._warned = True
+            logger.info(
+                "gradient accumulation began: in this step the first backward was rounded to the"
+                " parameters' dtype, later steps keep float32"
+            )
+
+    def drop(self) -> None:
+        """Forget the local gradients of a backward that did not finish."""
+        for buffer in self._buffers:
+            buffer.local = None
+            buffer.written = [False] * len(buffer.written)
+        self._forget_backward()
+
+    def round(self) -> None:
+        """Give the gradients of this rank's masters their dtype, after the last reduction."""
+        for buffer in self._buffers:
+            for master in buffer.own_masters():
+                grad = master.tensor.grad
+                if grad is not None and grad.dtype != self.grad_dtype(buffer):
+                    master.tensor.grad = self._rounded(buffer, master, grad)
+
+    def stepped(self) -> None:
+        """Learn from a step how many backwards the next one will have."""
+        if self.num_reductions:
+            self._keep_float32 = self.num_reductions > 1
+        self.num_reductions = 0
+
+    def home(self, buffer: Buffer) -> Tensor | None:
+        """Return the gradient memory that stays: stages 0 and 1, unless the dtype differs."""
+        if self._config.stage > 1 or self.grad_dtype(buffer) != buffer.layout.dtype:
+            return None
+        if buffer.home is None:
+            buffer.home = buffer.allocate()
+        return buffer.home
+
+    def _local_memory(self, buffer: Buffer) -> Tensor:
+        dtype = torch.float32 if self._in_float32 else buffer.layout.dtype
+        home = self.home(buffer)
+        if home is None or home.dtype != dtype:
+            return buffer.allocate(dtype)
+        for master in buffer.own_masters():
+            grad = master.tensor.grad
+            if grad is not None and _shares(grad, home):
+                master.tensor.grad = grad.to(torch.float32, copy=True)
+        return home
+
+    def _complete(self, buffer: Buffer) -> Tensor:
+        if buffer.local is None:
+            buffer.local = self._local_memory(buffer)
+        for index, written in enumerate(buffer.written):
+            if not written:
+                buffer.slot_view(buffer.local, index).zero_()
+        return buffer.local
+
+    def _used_in(self, buffer: Buffer) -> list[bool]:
+        before = self._used.get(buffer, [False] * len(buffer.parameters))
+        return [a or b for a, b in zip(before, buffer.written, strict=True)]
+
+    def _add(self, buffer: Buffer, mean: Tensor) -> None:
+        self._used[buffer] = self._used_in(buffer)
+        buffer.written = [False] * len(buffer.written)
+        buffer.local = None
+        dtype = self.grad_dtype(buffer)
+        at_home = self.home(buffer) is not None
+        if not self._keep_float32 and self.num_reductions == 0 and not at_home:
+            mean = mean.to(dtype)
+        round_now = at_home and (mean.dtype == dtype or not self._keep_float32)
+        masters = buffer.own_masters()
+        parts = split(mean, [master.run for master in masters])
+        for master, part in zip(masters, parts, strict=True):
+            grad = master.tensor.grad
+            if grad is None:
+                self._fresh.append((buffer, master))
+                master.tensor.grad = self._rounded(buffer, master, part) if round_now else part
+            elif grad.dtype == torch.float32:
+                grad.add_(part)
+            else:
+                master.tensor.grad = grad.to(torch.float32).add_(part)
+
+    def _rounded(self, buffer: Buffer, master: Master, grad: Tensor) -> Tensor:
+        home = self.home(buffer)
+        if home is not None:
+            return buffer.run_view(home, master.run).copy_(grad)
+        return grad.to(self.grad_dtype(buffer))
+
+
+def any_rank(comm: Communicator, flags: Sequence[bool]) -> list[bool]:
+    """Return for each flag whether it is set on any rank; all ranks pass as many."""
+    packed = np.packbits(np.array(flags, np.bool_))
+    words = np.zeros(-(-len(packed) // 8), np.int64)
+    words.view(np.uint8)[: len(packed)] = packed
+    rows = comm.all_gather_values(words)
+    either = np.bitwise_or.reduce(rows, axis=0)
+    return [bool(flag) for flag in np.unpackbits(either.view(np.uint8))[: len(flags)]]
+
+
+def _shares(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

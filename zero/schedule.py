@@ -1,0 +1,175 @@
+"""When units are gathered, resharded and reduced: in one order on all ranks.
+
+Module calls and autograd's hooks arrive here. Units go through backward in the reverse order of
+their calls; when the backward of one begins, that of every unit called later is complete, because
+autograd runs what was recorded last first. Reductions follow the plan, the reverse order of the
+units in the model, the root last: a unit waits for those before it, so that ranks whose hooks
+differ (a module used on some ranks only) still reduce in one order.
+
+A reader must not assume that every unit's hooks fire: units whose backward never began, or that
+were called in another order, are reduced at the end of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zero.gather import Gathering
+from zero.reduce import Reducer
+from zero.unit import Buffer, State, Unit
+
+
+class Schedule:
+    """Turns calls of modules and of autograd's hooks into gathers, reshards and reductions."""
+
+    def __init__(self, units: Sequence[Unit], gathering: Gathering, reducer: Reducer) -> None:
+        self._units = units
+        self._gathering = gathering
+        self._reducer = reducer
+        self._plan = [unit for unit in reversed(units) if not unit.is_root]
+        self._plan += [unit for unit in units if unit.is_root]
+        self._in_backward = False
+        self._num_reduced = 0
+        for unit in units:
+            self._attach(unit)
+
+    def _attach(self, unit: Unit) -> None:
+        module = unit.module
+        module.register_forward_pre_hook(self._before_forward(unit), prepend=True)
+        # Called after an exception too: what before_forward did must be undone.
+        module.register_forward_hook(self._after_forward(unit), always_call=True)
+        for buffer in unit.trainable:
+            for index, parameter in enumerate(buffer.parameters):
+                if buffer.layout.slots[index].trainable:
+                    hook = self._collector(buffer, index)
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _before_forward(self, unit: Unit) -> Callable[[nn.Module, Any], None]:
+        def before_forward(module: nn.Module, args: Any) -> None:
+            self._abandon_failed_backward()
+            unit.depth += 1
+            if self._gathering.sharded:
+                self._gathering.gather(unit)
+                self._gathering.saved.enter()
+
+        return before_forward
+
+    def _after_forward(self, unit: Unit) -> Callable[[nn.Module, Any, Any], None]:
+        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
+            if unit.depth == 0:  # a hook before ours raised
+                return
+            unit.depth -= 1
+            if self._gathering.sharded:
+                self._gathering.saved.leave()
+            if unit.depth:
+                return
+            begun = unit.pending > 0 or unit.state is State.BACKWARD
+            if torch.is_grad_enabled() and not (self._in_backward and begun):
+                self._expect_backward(unit, output)
+            # What is computed again inside backward is needed whole right after.
+            if not self._in_backward:
+                self._gathering.reshard(unit)
+
+        return after_forward
+
+    def _expect_backward(self, unit: Unit, output: Any) -> None:
+        fired = False
+
+        def before_backward(grad: Tensor) -> None:
+            nonlocal fired
+            if not fired:
+                fired = True
+                unit.pending = max(0, unit.pending - 1)
+            self.enter_backward(unit)
+
+        outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
+        for tensor in outputs:
+            tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+        unit.pending += bool(outputs)
+
+    def _collector(self, buffer: Buffer, index: int) -> Callable[[Tensor], None]:
+        def collect(parameter: Tensor) -> None:
+            self._begin()
+            self._reducer.collect(buffer, index)
+
+        return collect
+
+    def enter_backward(self, unit: Unit) -> None:
+        """Make a unit whole for its backward, and end that of units that are complete.
+
+        Raises:
+            RuntimeError: outside of a backward.
+        """
+        if unit.state is State.BACKWARD:
+            return
+        self._begin()
+        self._end_complete()
+        self._gathering.gather(unit)
+        unit.state = State.BACKWARD
+
+    def _begin(self) -> None:
+        if self._in_backward:
+            return
+        self._in_backward = True
+        self._reducer.begin()
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _end_complete(self) -> None:
+        complete = [u for u in self._units if u.state is State.BACKWARD and not u.pending]
+        for unit in complete:
+            if not unit.is_root and not unit.depth:
+                self._gathering.reshard(unit)
+                unit.ended = True
+        if self._reducer.synchronise:
+            while self._num_reduced < len(self._plan) and self._plan[self._num_reduced].ended:
+                self._reducer.reduce(self._plan[self._num_reduced])
+                self._num_reduced += 1
+
+    def _finish(self) -> None:
+        inside_forward = any(unit.depth for unit in self._units)
+        for unit in self._units:
+            if not unit.depth:
+                self._gathering.reshard(unit)
+        # torch.autograd.grad inside a forward ends here too; the backward is still to come.
+        if self._reducer.synchronise and not inside_forward:
+            for unit in self._plan[self._num_reduced :]:
+                self._reducer.reduce(unit)
+            self._reducer.settle()
+        self._reset(keep_pending=inside_forward)
+
+    def _reset(self, *, keep_pending: bool = False) -> None:
+        self._in_backward = False
+        self._num_reduced = 0
+        for unit in self._units:
+            unit.ended = False
+            if not keep_pending:
+                unit.pending = 0
+
+    def _abandon_failed_backward(self) -> None:
+        """Clean up behind a backward that raised: autograd does not call back then."""
+        if self._in_backward and torch._C._current_graph_task_id() == -1:
+            for unit in self._units:
+                if not unit.depth:
+                    self._gathering.reshard(unit)
+            self._reducer.drop()
+            self._reset()
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from tensors_in(entry)
+    elif isinstance(value, list | tuple | set):
+        for entry in value:
+            yield from tensors_in(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for entry in fields(value):
+            yield from tensors_in(getattr(value, entry.name))

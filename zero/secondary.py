@@ -1,0 +1,202 @@
+"""hpZ: a second copy of the parameters, sharded over a group of ranks close to each other.
+
+Words defined here:
+
+- **group**: the ranks that share one secondary copy. **rail**: the ranks at the same position in
+  all groups. **slice**: what one rank holds of a unit, the shards of its rail.
+
+The first gather of a version fills the slice along the rail, then gathers inside the group; later
+ones gather inside the group only. Weights are encoded once, by their owner: the group sends what
+is held, decoded values or the codes themselves, so every gather of a version gives the same bits.
+
+A reader must not assume that groups are nodes: they are any division of the ranks in the order of
+the topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topology import Topology
+from zcomm import Codec, Communicator
+from zcomm.arrays import view
+from zcomm.codecs import kernels
+from zcomm.plan import Layout, Segment
+from zero.layout import dtype_name
+from zero.unit import Buffer, Unit
+
+
+def groups_of(topology: Topology, secondary: int | str) -> list[tuple[int, ...]]:
+    """Divide the ranks into secondary groups of equal size, near ranks together.
+
+    Args:
+        topology: of all ranks.
+        secondary: ``"node"`` for the groups of the level named node, else of the last but one
+            level; or the number of ranks of a group.
+
+    Raises:
+        ValueError: nodes of different sizes, or a number that does not divide the ranks.
+    """
+    order = sorted(range(topology.size), key=lambda rank: topology.coordinates(rank)[::-1])
+    if isinstance(secondary, int):
+        if topology.size % secondary:
+            raise ValueError(f"secondary {secondary} does not divide {topology.size} ranks")
+        return [tuple(order[i : i + secondary]) for i in range(0, len(order), secondary)]
+    levels = topology.levels
+    nodes = next(
+        (level for level in levels if level.name == "node"), levels[max(0, len(levels) - 2)]
+    )
+    if len({len(group) for group in nodes.groups}) > 1:
+        sizes = ", ".join(str(len(group)) for group in nodes.groups)
+        raise ValueError(f"secondary 'node' needs nodes of one size; these have {sizes} ranks")
+    members = [sorted(group, key=order.index) for group in nodes.groups]
+    return sorted(map(tuple, members), key=lambda group: order.index(group[0]))
+
+
+@dataclass(eq=False)
+class Slice:
+    """What this rank holds of a unit: one tensor per buffer, filled in ``version``."""
+
+    held: list[Tensor]
+    version: int
+
+
+class Secondary:
+    """The slices of all units, and the two groups of ranks that fill and read them."""
+
+    def __init__(
+        self, comm: Communicator, secondary: int | str, codec: Codec | None, *, codes: bool
+    ) -> None:
+        groups = groups_of(comm.topology, secondary)
+        number = next(i for i, group in enumerate(groups) if comm.rank in group)
+        position = groups[number].index(comm.rank)
+        self._rails = list(zip(*groups, strict=True))
+        self._position = position
+        self._rank = comm.rank
+        self._codec = codec
+        self._codes = codes
+        self._slices: dict[Unit, Slice] = {}
+        self._layouts: dict[object, Layout] = {}
+        self.group = comm.split(color=number, key=position)
+        self.rail = comm.split(color=position, key=number)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank holds."""
+        return sum(t.numel() * t.element_size() for s in self._slices.values() for t in s.held)
+
+    def gather(self, unit: Unit, fulls: Sequence[Tensor]) -> None:
+        """Write the unit's parameters of its current version to ``fulls``, one per buffer."""
+        codec = self._codec if unit.quantise and self.rail.size > 1 else None
+        current = self._slices.get(unit)
+        if current is None:
+            current = self._slices[unit] = Slice([], -1)
+        in_codes = codec is not None and self._codes
+        if current.version != unit.version:
+            fill = self._fill_codes if in_codes else self._fill
+            current.held = fill(unit, codec)
+            current.version = unit.version
+        if in_codes:
+            assert codec is not None
+            self._spread_codes(unit, codec, current.held[0], fulls)
+        else:
+            layouts = [self._group_layout(buffer) for buffer in unit.buffers]
+            self.group.gather_layout(current.held, fulls, layouts)
+
+    def _fill(self, unit: Unit, codec: Codec | None) -> list[Tensor]:
+        layouts = [self._rail_layout(buffer) for buffer in unit.buffers]
+        held = self._slices[unit].held or [
+            torch.empty(layout.numel, dtype=buffer.layout.dtype)
+            for buffer, layout in zip(unit.buffers, layouts, strict=True)
+        ]
+        shards = [buffer.shard for buffer in unit.buffers]
+        self.rail.gather_layout(shards, held, layouts, codec=codec, min_numel=0)
+        return held
+
+    def _fill_codes(self, unit: Unit, codec: Codec | None) -> list[Tensor]:
+        assert codec is not None
+        wires = []
+        for buffer in unit.buffers:
+            lengths = buffer.layout.all.lengths(self._rank)
+            wires.append(codec.encode(buffer.shard, segments=lengths))
+        own = torch.from_numpy(np.concatenate(wires))
+        layout = self._codes_layout(unit, codec, (self._rails[self._position],))
+        rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
+        held = torch.empty(layout.numel, dtype=torch.uint8)
+        self.rail.gather_layout([own], [held], [rail])
+        return [held]
+
+    def _spread_codes(
+        self, unit: Unit, codec: Codec, held: Tensor, fulls: Sequence[Tensor]
+    ) -> None:
+        layout = self._codes_layout(unit, codec, tuple(self._rails))
+        memory = torch.empty(layout.numel, dtype=torch.uint8)
+        self.group.gather_layout([held], [memory], [layout])
+        for rail, segments in zip(self._rails, layout.shards, strict=True):
+            for rank, segment in zip(rail, segments, strict=True):
+                wire = view(memory[segment.start : segment.start + segment.numel]).memory
+                _decode(unit, codec, rank, wire, fulls)
+
+    def _codes_layout(self, unit: Unit, codec: Codec, rails: tuple[tuple[int, ...], ...]) -> Layout:
+        """Return, for each rail, the place of its ranks' codes one after the other."""
+        key = (unit, rails)
+        if key not in self._layouts:
+            start = 0
+            shards = []
+            for rail in rails:
+                segments = []
+                for rank in rail:
+                    nbytes = sum(_wire_nbytes(buffer, codec, rank) for buffer in unit.buffers)
+                    segments.append(Segment(start, nbytes))
+                    start += nbytes
+                shards.append(tuple(segments))
+            self._layouts[key] = Layout("uint8", tuple(shards))
+        return self._layouts[key]
+
+    def _rail_layout(self, buffer: Buffer) -> Layout:
+        """Return where the shards of this rank's rail lie in its slice."""
+        key = (buffer, "rail")
+        if key not in self._layouts:
+            start = 0
+            shards = []
+            for rank in self._rails[self._position]:
+                segments = []
+                for run in buffer.layout.runs[rank]:
+                    segments.append(Segment(start, run.numel))
+                    start += run.numel
+                shards.append(tuple(segments))
+            self._layouts[key] = Layout(dtype_name(buffer.layout.dtype), tuple(shards))
+        return self._layouts[key]
+
+    def _group_layout(self, buffer: Buffer) -> Layout:
+        """Return where the slices of this rank's group lie in the whole buffer."""
+        key = (buffer, "group")
+        if key not in self._layouts:
+            segments = buffer.layout.all.shards
+            shards = tuple(
+                tuple(s for rank in rail for s in segments[rank]) for rail in self._rails
+            )
+            self._layouts[key] = Layout(dtype_name(buffer.layout.dtype), shards)
+        return self._layouts[key]
+
+
+def _wire_nbytes(buffer: Buffer, codec: Codec, rank: int) -> int:
+    lengths = buffer.layout.all.lengths(rank)
+    dtype = dtype_name(buffer.layout.dtype)
+    return codec.wire_nbytes(sum(lengths), dtype=dtype, segments=lengths)
+
+
+def _decode(unit: Unit, codec: Codec, rank: int, wire: np.ndarray, fulls: Sequence[Tensor]) -> None:
+    start = 0
+    for buffer, full in zip(unit.buffers, fulls, strict=True):
+        nbytes = _wire_nbytes(buffer, codec, rank)
+        dtype = dtype_name(buffer.layout.dtype)
+        starts, lengths = buffer.layout.all.table(rank)
+        chunk = wire[start : start + nbytes]
+        kernels().decode(codec.on_wire(dtype), chunk, starts, lengths, view(full).memory, dtype)
+        start += nbytes

@@ -1,0 +1,217 @@
+"""``zero.shard``: the one entry point. It turns a model and its optimizer into sharded ones."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from zcomm import Communicator
+from zero.config import Config
+from zero.edits import note_versions
+from zero.elementwise import check_elementwise, prefer_fused
+from zero.engine import Engine, is_sharded, remember
+from zero.gather import Gathering
+from zero.layout import BufferLayout, UnitModules, dtype_name, find_units, lay_out
+from zero.optimizer import Stepper
+from zero.publish import Publisher
+from zero.reduce import Reducer
+from zero.saved import SavedWeights
+from zero.schedule import Schedule
+from zero.secondary import Secondary
+from zero.states import replace_parameters, trained_parameters
+from zero.unit import Buffer, Master, Unit, pack, split
+
+logger = logging.getLogger("zcomm")
+
+
+def shard(
+    model: nn.Module, optimizer: Optimizer, config: Config | None = None, *, comm: Communicator
+) -> tuple[nn.Module, Optimizer]:
+    """Shard a model's states over the ranks of a communicator (ZeRO, arXiv 1910.02054).
+
+    A collective. Parameters and buffers are those of rank 0. Both objects are changed in place and
+    returned; the training loop and schedulers made before stay as they are::
+
+        model, optimizer = zero.shard(model, optimizer, zero.Config(stage=3), comm=comm)
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    After backward ``p.grad`` is None; the reduced gradient is the ``.grad`` of the optimizer's
+    tensors, one 1-D tensor per run of a parameter.
+
+    Args:
+        model: on the CPU, with parameters of float32, bfloat16 or float16.
+        optimizer: a torch optimizer that treats elements alone, over the model's parameters; it may
+            have states.
+        config: stage, codecs, secondary; ``Config()`` is stage 3.
+        comm: all ranks of the job.
+
+    Raises:
+        ValueError: a model, optimizer or configuration that cannot be sharded, or that is not the
+            same on all ranks.
+    """
+    config = config or Config()
+    if is_sharded(model) or is_sharded(optimizer):
+        raise ValueError("this model or optimizer is already sharded")
+    check_elementwise(optimizer)
+    trained = trained_parameters(optimizer, model)
+    _say_untrained(model, trained)
+    found = find_units(model, config.units)
+    owners = comm.topology.ownership()
+    layouts = [lay_out(u.parameters, owners, config.piece_numel, trained) for u in found]
+    _check_alike(comm, layouts, model)
+    units = tuple(
+        _make_unit(unit, layout, comm, config) for unit, layout in zip(found, layouts, strict=True)
+    )
+    for tensor in model.buffers():
+        _broadcast(comm, tensor)
+    engine = _assemble(comm, config, units)
+    prefer_fused(optimizer)
+    replace_parameters(optimizer, units)
+    for unit in units:
+        engine.publisher.publish_first(unit)
+        for buffer in unit.buffers:
+            note_versions(buffer)
+        if config.stage == 3:
+            engine.gathering.reshard(unit)
+    engine.stepper.attach(optimizer)
+    _drop_with_zero_grad(model, optimizer, engine.reducer)
+    remember(engine, model, optimizer)
+    _say_exact(config, units)
+    return model, optimizer
+
+
+def _make_unit(
+    found: UnitModules, layouts: tuple[BufferLayout, ...], comm: Communicator, config: Config
+) -> Unit:
+    parameters = dict(found.parameters)
+    buffers = []
+    for layout in layouts:
+        mine = tuple(parameters[slot.name] for slot in layout.slots)
+        buffer = Buffer(layout, comm.rank, mine, full=None)
+        memory = torch.zeros(layout.numel, dtype=layout.dtype)
+        for index, parameter in enumerate(mine):
+            buffer.slot_view(memory, index).copy_(parameter.detach())
+        comm.broadcast(memory)
+        buffer.show(memory)
+        _make_masters(buffer, comm, config)
+        buffers.append(buffer)
+    numel = sum(parameter.numel() for parameter in parameters.values())
+    return Unit(found.name, found.module, tuple(buffers), numel >= config.min_numel)
+
+
+def _make_masters(buffer: Buffer, comm: Communicator, config: Config) -> None:
+    """Give the optimizer its tensors: this rank's runs; in stage 0 the runs of all ranks."""
+    assert buffer.full is not None
+    layout, full = buffer.layout, buffer.full
+    decoded = config.stage in (1, 2) and config.weights is not None
+    buffer.separate = layout.dtype != torch.float32 or decoded
+    if config.stage == 3:
+        buffer.shard = pack([buffer.run_view(full, run) for run in buffer.runs], layout.dtype)
+        views = dict(zip(buffer.runs, split(buffer.shard, buffer.runs), strict=True))
+    owners = range(comm.size) if config.stage == 0 else (comm.rank,)
+    runs = [(owner, run) for owner in owners for run in layout.trainable_runs(owner)]
+    held = [buffer.run_view(full, run) if config.stage < 3 else views[run] for _, run in runs]
+    tensors = held
+    if buffer.separate:
+        tensors = split(pack(held, torch.float32), [run for _, run in runs])
+    for (owner, run), tensor, value in zip(runs, tensors, held, strict=True):
+        tensor = tensor.detach()
+        tensor.grad_dtype = None
+        buffer.masters.append(Master(run, owner, tensor, value))
+
+
+def _assemble(comm: Communicator, config: Config, units: tuple[Unit, ...]) -> Engine:
+    secondary = None
+    if config.secondary is not None:
+        codes = config.secondary_codec is not None
+        secondary = Secondary(comm, config.secondary, config.weights_codec, codes=codes)
+        if secondary.group.size == comm.size:
+            # One group of all ranks holds what the shards are: there is nothing second.
+            secondary = None
+    reducer = Reducer(comm, config, units)
+    publisher = Publisher(comm, config)
+    saved = SavedWeights(lambda unit: schedule.enter_backward(unit))
+    gathering = Gathering(comm, config, saved, secondary)
+    schedule = Schedule(units, gathering, reducer)
+    stepper = Stepper(comm, config, units, reducer, publisher)
+    return Engine(comm, config, units, gathering, reducer, publisher, stepper, schedule)
+
+
+def _broadcast(comm: Communicator, tensor: Tensor) -> None:
+    """Give a buffer of any dtype and layout the values of rank 0."""
+    if not tensor.numel():
+        return
+    memory = tensor.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+    comm.broadcast(memory)
+    with torch.no_grad():
+        tensor.copy_(memory.view(tensor.dtype).view(tensor.shape))
+
+
+def _check_alike(
+    comm: Communicator, layouts: list[tuple[BufferLayout, ...]], model: nn.Module
+) -> None:
+    parts = [
+        (dtype_name(layout.dtype), slot.name, slot.shape, slot.stride, slot.trainable)
+        for unit in layouts
+        for layout in unit
+        for slot in layout.slots
+    ]
+    shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in model.named_buffers()]
+    digest = hashlib.blake2b(repr((parts, shapes)).encode(), digest_size=8).digest()
+    rows = comm.all_gather_values(np.frombuffer(digest, np.int64))
+    different = [rank for rank in range(comm.size) if rows[rank, 0] != rows[0, 0]]
+    if different:
+        raise ValueError(
+            "the models have different parameters or buffers (name, shape, dtype, trained or not):"
+            f" ranks {different} differ from rank 0"
+        )
+
+
+def _drop_with_zero_grad(model: nn.Module, optimizer: Optimizer, reducer: Reducer) -> None:
+    """Let ``zero_grad`` of either object clear all gradients, local ones of no_sync included."""
+    zero_optimizer, zero_model = optimizer.zero_grad, model.zero_grad
+
+    def zero_grad_of_optimizer(set_to_none: bool = True) -> None:
+        reducer.drop()
+        zero_optimizer(set_to_none)
+
+    def zero_grad_of_model(set_to_none: bool = True) -> None:
+        zero_grad_of_optimizer(set_to_none)
+        zero_model(set_to_none)
+
+    replaced: list[tuple[nn.Module | Optimizer, Callable[[bool], None]]] = [
+        (optimizer, zero_grad_of_optimizer),
+        (model, zero_grad_of_model),
+    ]
+    for owner, method in replaced:
+        owner.__dict__["zero_grad"] = method
+
+
+def _say_untrained(model: nn.Module, trained: set[nn.Parameter]) -> None:
+    names = [n for n, p in model.named_parameters() if p.requires_grad and p not in trained]
+    if names:
+        logger.warning(
+            "parameters that require gradients but are in no group of the optimizer are not"
+            " trained, and their gradients not kept: %s",
+            ", ".join(names),
+        )
+
+
+def _say_exact(config: Config, units: tuple[Unit, ...]) -> None:
+    if config.weights is None and config.grads is None:
+        return
+    exact = [unit.name or "the root" for unit in units if unit.buffers and not unit.quantise]
+    if exact:
+        logger.info(
+            "units of fewer than %d elements travel without codecs: %s",
+            config.min_numel,
+            ", ".join(exact),
+        )

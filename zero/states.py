@@ -1,0 +1,82 @@
+"""From the optimizer's parameters to masters: groups and states that exist are cut with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from zero.layout import Slot
+from zero.unit import Master, Unit
+
+
+def replace_parameters(optimizer: Optimizer, units: tuple[Unit, ...]) -> None:
+    """Put the masters in the place of their parameters, in groups and in the state.
+
+    Groups keep their settings and identity. A master's state is the part of the parameter's state
+    that belongs to its run; what has one element (a step count) is copied.
+
+    Raises:
+        ValueError: a state that has neither one element nor the shape of its parameter.
+    """
+    places = {
+        parameter: (buffer, index)
+        for unit in units
+        for buffer in unit.buffers
+        for index, parameter in enumerate(buffer.parameters)
+    }
+    for group in optimizer.param_groups:
+        masters: list[Tensor] = []
+        for parameter in group["params"]:
+            buffer, index = places[parameter]
+            old = optimizer.state.pop(parameter, {})
+            for master in buffer.masters:
+                if master.run.slot == index:
+                    masters.append(master.tensor)
+                    if old:
+                        state = _cut_state(buffer.layout.slots[index], master, old)
+                        optimizer.state[master.tensor] = state
+        group["params"] = masters
+
+
+def _cut_state(slot: Slot, master: Master, old: Mapping[str, Any]) -> dict[str, Any]:
+    state = {}
+    for key, value in old.items():
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            state[key] = value.clone() if isinstance(value, Tensor) else value
+        elif value.shape == torch.Size(slot.shape):
+            flat = in_memory_order(value, slot)
+            part = flat[master.run.offset : master.run.offset + master.run.numel]
+            # 16-bit parameters have 16-bit states, their masters float32 ones.
+            state[key] = part.to(torch.float32) if value.is_floating_point() else part
+            state[key] = state[key].clone()
+        else:
+            raise ValueError(
+                f"optimizer state {key} of {slot.name} has shape {tuple(value.shape)}, the"
+                f" parameter {slot.shape}: only states of the parameter's shape can be cut"
+            )
+    return state
+
+
+def in_memory_order(value: Tensor, slot: Slot) -> Tensor:
+    """Return the elements of a tensor of the slot's shape as the slot orders them, 1-D."""
+    flat = torch.empty(slot.numel, dtype=value.dtype)
+    flat.as_strided(slot.shape, slot.stride).copy_(value)
+    return flat
+
+
+def trained_parameters(optimizer: Optimizer, model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters in the optimizer's groups.
+
+    Raises:
+        ValueError: when one is not a parameter of the model.
+    """
+    known = {id(parameter) for parameter in model.parameters()}
+    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    foreign = [tuple(parameter.shape) for parameter in trained if id(parameter) not in known]
+    if foreign:
+        raise ValueError(f"the optimizer has parameters that the model has not, shapes {foreign}")
+    return trained

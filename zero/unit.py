@@ -1,0 +1,182 @@
+"""The live state of a unit: its buffers, the optimizer's tensors, what is held and since when.
+
+Words defined here:
+
+- **master**: the float32 tensor of one run that the optimizer steps. It is the memory of the
+  parameter itself where that is float32 and nobody else writes it, and separate otherwise.
+- **whole**: a buffer is whole when all its parameters can be used on this rank.
+- **version** of a unit: moved by every step or edit of its parameters; equal on all ranks.
+
+A reader must not assume that a buffer's memory stays the same between two gathers of stage 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import torch
+from torch import Tensor, nn
+
+from zero.layout import BufferLayout, Run
+from zero.parameters import hide, show
+
+
+class State(Enum):
+    """What a unit's parameters can be used for.
+
+    - ``SHARDED``: nothing; each rank holds its shard (stage 3 only).
+    - ``WHOLE``: forward; in stages 0-2 always.
+    - ``BACKWARD``: its backward runs; it is resharded when that is complete.
+    """
+
+    SHARDED = auto()
+    WHOLE = auto()
+    BACKWARD = auto()
+
+
+@dataclass(eq=False)
+class Master:
+    """The optimizer's ``tensor`` (float32, 1-D) of one run, which ``owner`` steps.
+
+    ``held`` is the run's value in the parameters' dtype, in the shard or the whole buffer.
+    """
+
+    run: Run
+    owner: int
+    tensor: Tensor
+    held: Tensor
+
+
+@dataclass(eq=False)
+class Buffer:
+    """The parameters of one dtype of a unit, as one rank sees them.
+
+    Attributes:
+        layout: slots, and the runs of every rank.
+        rank: this rank.
+        parameters: one per slot.
+        full: memory of the whole buffer; None while sharded.
+        shard: stage 3: this rank's runs, one after the other, in the parameters' dtype.
+        masters: of this rank's trainable runs; in stage 0 of those of all ranks.
+        separate: whether masters have memory of their own.
+        local: this rank's own gradient of the whole buffer, not yet reduced.
+        written: which slots of ``local`` hold a gradient.
+        home: stages 0 and 1: the gradient memory that stays, in the parameters' dtype.
+    """
+
+    layout: BufferLayout
+    rank: int
+    parameters: tuple[nn.Parameter, ...]
+    full: Tensor | None
+    shard: Tensor | None = None
+    masters: list[Master] = field(default_factory=list)
+    separate: bool = False
+    local: Tensor | None = None
+    written: list[bool] = field(default_factory=list)
+    home: Tensor | None = None
+    seen: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.written = [False] * len(self.parameters)
+        self.seen = [p._version for p in self.parameters]
+        self._kinds = [type(p) for p in self.parameters]
+        self._placeholder = torch.full((1,), torch.nan, dtype=self.layout.dtype)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs of this rank."""
+        return self.layout.runs[self.rank]
+
+    @property
+    def trainable_runs(self) -> tuple[Run, ...]:
+        """The runs of this rank that have gradients."""
+        return self.layout.trainable_runs(self.rank)
+
+    def allocate(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return memory for the whole buffer, not initialised."""
+        return torch.empty(self.layout.numel, dtype=dtype or self.layout.dtype)
+
+    def slot_view(self, memory: Tensor, index: int) -> Tensor:
+        """Return a parameter's place in memory of the whole buffer, in the parameter's shape."""
+        slot = self.layout.slots[index]
+        return memory.as_strided(slot.shape, slot.stride, slot.start)
+
+    def run_view(self, memory: Tensor, run: Run) -> Tensor:
+        """Return a run's place in memory of the whole buffer, 1-D."""
+        segment = self.layout.segment(run)
+        return memory[segment.start : segment.start + segment.numel]
+
+    def show(self, memory: Tensor) -> None:
+        """Make the buffer whole: its parameters become views of ``memory``."""
+        self.full = memory
+        for index, parameter in enumerate(self.parameters):
+            show(parameter, self._kinds[index], self.slot_view(memory, index))
+
+    def hide(self) -> None:
+        """Let go of the whole buffer."""
+        self.full = None
+        for parameter in self.parameters:
+            hide(parameter, self._placeholder)
+
+    def own_masters(self) -> list[Master]:
+        """Return the masters that this rank is the owner of."""
+        return [master for master in self.masters if master.owner == self.rank]
+
+
+@dataclass(eq=False)
+class Unit:
+    """Parameters that are gathered and reduced together.
+
+    Attributes:
+        name: of the module in the model; empty for the root.
+        module: whose call gathers the unit.
+        buffers: one per dtype.
+        quantise: whether the unit is large enough for codecs.
+        state: what the parameters can be used for.
+        version: moved by every change of the parameters.
+        depth: number of calls of the module that have not returned.
+        pending: number of calls whose backward has not started.
+        ended: whether the unit is complete in the backward that runs.
+    """
+
+    name: str
+    module: nn.Module
+    buffers: tuple[Buffer, ...]
+    quantise: bool
+    state: State = State.WHOLE
+    version: int = 0
+    depth: int = 0
+    pending: int = 0
+    ended: bool = False
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the unit of everything that is in no other."""
+        return not self.name
+
+    @property
+    def trainable(self) -> tuple[Buffer, ...]:
+        """The buffers that have gradients."""
+        return tuple(b for b in self.buffers if any(slot.trainable for slot in b.layout.slots))
+
+
+def split(compact: Tensor, runs: Iterable[Run]) -> list[Tensor]:
+    """Return views of runs that lie one after the other in a 1-D tensor, which may be longer."""
+    views = []
+    start = 0
+    for run in runs:
+        views.append(compact[start : start + run.numel])
+        start += run.numel
+    return views
+
+
+def pack(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Copy 1-D tensors one after the other into a new one of ``dtype``."""
+    compact = torch.empty(sum(part.numel() for part in parts), dtype=dtype)
+    start = 0
+    for part in parts:
+        compact[start : start + part.numel()].copy_(part)
+        start += part.numel()
+    return compact
