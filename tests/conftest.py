@@ -11,7 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,8 +86,6 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.size > 1:
-        # A signal's handler would wait for the MPI call that the rank hangs in.
-        config.option.timeout_method = "thread"
         config.pluginmanager.register(AbortOnFailure(config, MPI.COMM_WORLD))
 
 
@@ -127,6 +127,18 @@ class AbortOnFailure:
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self.abort("the run was interrupted", str(excinfo.value))
+
+    def pytest_timeout_set_timer(self, item: Any, settings: Any) -> bool:
+        """Watch the test from a thread: a signal would wait for the MPI call in progress."""
+        timer = threading.Timer(settings.timeout, self.give_up, (item.nodeid, settings.timeout))
+        timer.daemon = True
+        timer.start()
+        item.cancel_timeout = timer.cancel  # pytest-timeout calls it at the end of the test
+        return True
+
+    def give_up(self, nodeid: str, timeout: float) -> None:
+        stacks = ["".join(traceback.format_stack(f)) for f in sys._current_frames().values()]
+        self.abort(f"{nodeid} took longer than {timeout} s", "\n".join(stacks))
 
     def abort(self, what: str, text: str) -> NoReturn:
         rank, size = self.world.rank, self.world.size
@@ -193,10 +205,19 @@ def launch_python(
     try:
         stdout, stderr = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        stdout, stderr = child.communicate()
+        stdout, stderr = end(child)
         pytest.fail(f"{command} did not end within {timeout} s\n{stdout}\n{stderr}")
     return subprocess.CompletedProcess(command, child.returncode, stdout, stderr)
+
+
+def end(child: subprocess.Popen[str]) -> tuple[str, str]:
+    """End a child and its children; mpirun is asked first, since ranks are not in its group."""
+    child.terminate()
+    try:
+        return child.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        return child.communicate()
 
 
 def find_mpirun() -> str:

@@ -21,9 +21,8 @@ from typing import Any
 
 import zcomm
 from zcomm import environment
+from zcomm.launcher import SIZE_VARIABLES
 
-# Set by a launcher for each rank: MPICH and Slurm's PMI, Open MPI and PRRTE, PMIx, Slurm.
-_LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "WORLD_SIZE")
 _LAUNCHER_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
 
 
@@ -126,7 +125,7 @@ def _launched_rank() -> int:
 
 def _launched_size() -> tuple[str, int]:
     """Return which variable of a launcher says how many ranks it started, and how many."""
-    for name in _LAUNCHER_SIZES:
+    for name in SIZE_VARIABLES:
         if os.environ.get(name, "").isdigit():
             return name, int(os.environ[name])
     return "", 1
@@ -218,9 +217,14 @@ def _topology(world: Any) -> Iterator[Finding]:
 
 
 def _native_kernels() -> Iterator[Finding]:
-    from zcomm.codecs import native
-
-    yield Finding("native kernels", native.instruction_set())
+    try:
+        from zcomm.codecs import native
+    except ImportError as error:
+        remedy = "pip install zcomm with a C++ compiler; NumPy is used until then, and is slow"
+        yield Finding("native kernels", _one_line(error), Status.ABSENT, remedy)
+        return
+    native.select(environment.text("ZCOMM_CPU"))
+    yield Finding("native kernels", f"instruction set {native.instruction_set()}")
 
 
 def _cuda() -> Iterator[Finding]:

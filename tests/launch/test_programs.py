@@ -1,0 +1,71 @@
+"""A rank that fails ends all ranks of its program; a program never becomes N worlds of one rank."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "one_rank_fails.py"
+INIT = "import zcomm; print('size', zcomm.init().size)"
+
+
+def check_ended_by_rank_1(run: subprocess.CompletedProcess[str]) -> None:
+    assert run.returncode != 0
+    assert "reached the end" not in run.stdout
+
+
+@pytest.mark.parametrize("others", ["wait", "compute"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_exception_on_one_rank(launch, others, num_ranks):
+    run = launch(PROGRAM, "raise", others, num_ranks=num_ranks, timeout=60)
+    check_ended_by_rank_1(run)
+    assert run.stderr.count("ArithmeticError: the words of rank 1") == 1
+    assert "in fail" in run.stderr  # a line of its traceback
+
+
+def test_exit_code_on_one_rank(launch):
+    check_ended_by_rank_1(launch(PROGRAM, "exit", "wait", num_ranks=3, timeout=60))
+
+
+def test_exit_text_on_one_rank(launch):
+    run = launch(PROGRAM, "exit-text", "wait", num_ranks=3, timeout=60)
+    check_ended_by_rank_1(run)
+    assert run.stderr.count("the words of rank 1") == 1
+
+
+def test_program_without_failure_ends_with_all_ranks_at_the_end(launch):
+    run = launch(PROGRAM, "succeed", "wait", num_ranks=3, timeout=60)
+    assert run.returncode == 0
+    assert sorted(filter(None, run.stdout.split("\n"))) == [
+        f"rank {r} reached the end" for r in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [
+        ("PMI_SIZE", "MPICH"),
+        ("OMPI_COMM_WORLD_SIZE", "Open MPI"),
+        ("WORLD_SIZE", "torchrun"),
+    ],
+)
+def test_launcher_of_another_mpi_is_one_line_and_no_world_of_one(launch, name, launcher):
+    run = launch("-c", INIT, env={name: "4"}, timeout=60)
+    assert run.returncode != 0
+    assert "size" not in run.stdout
+    last = run.stderr.splitlines()[-1]
+    for part in (name, launcher, " 4 ", "MPICH"):
+        assert part in last
+
+
+def test_slurm_tasks_that_mpi_does_not_see(launch):
+    run = launch("-c", INIT, env={"SLURM_NTASKS": "4", "SLURM_PROCID": "2"}, timeout=60)
+    assert run.returncode != 0
+    assert "SLURM_NTASKS" in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "4"}])
+def test_one_rank_that_no_launcher_started_is_a_world_of_one(launch, variables):
+    """An allocation of Slurm, without a task of it, starts no ranks."""
+    run = launch("-c", INIT, env=variables, timeout=60)
+    assert (run.returncode, run.stdout.strip()) == (0, "size 1")

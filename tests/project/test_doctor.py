@@ -1,0 +1,192 @@
+"""zcomm doctor and its command line, run as a user runs them: as children."""
+
+import json
+import platform
+from argparse import ArgumentParser
+from importlib.metadata import EntryPoint, version
+
+import pytest
+
+import zcomm
+from zcomm import cli
+
+DOCTOR = ("-m", "zcomm.cli", "doctor")
+REQUIRED = ("torch", "numpy", "safetensors", "rich", "mpi4py")
+# Stands in for a machine where packages are not installed, or cannot load their libraries. It is
+# quick where torch is one of them.
+HIDE = """
+import sys
+hidden = {hidden}
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in hidden:
+            raise hidden[name]
+sys.meta_path.insert(0, Finder())
+from zcomm.cli import main
+sys.exit(main(["doctor", "--json"]))
+"""
+
+
+def hide(**errors):
+    """Return a program that runs doctor where importing a module (dots are __) is an error."""
+    entries = [f"{name.replace('__', '.')!r}: {error}" for name, error in errors.items()]
+    return HIDE.format(hidden="{" + ", ".join(entries) + "}")
+
+
+def absent(name):
+    return f"ModuleNotFoundError('No {name}', name={name!r})"
+
+
+def findings(run):
+    assert "Traceback" not in run.stderr
+    report = json.loads(run.stdout)
+    return report["ok"], {finding.pop("name"): finding for finding in report["findings"]}
+
+
+def test_names_versions_and_is_content(launch):
+    run = launch(*DOCTOR, "--json")
+    ok, found = findings(run)
+    assert (run.returncode, ok) == (0, True)
+    assert found["zcomm"]["value"].startswith(zcomm.__version__ + " ")
+    assert found["Python"]["value"].startswith(platform.python_version() + " ")
+    for name in REQUIRED:
+        assert found[name] == {"value": found[name]["value"], "status": "ok", "remedy": ""}
+        assert found[name]["value"].startswith(version(name))
+    assert "MPI job" not in found
+
+
+def test_text_has_a_line_for_each_finding(launch):
+    run = launch(*DOCTOR, env={"ZCOMM_TOPOLOGY": "2x2"})
+    lines = run.stdout.splitlines()
+    for name in (
+        "zcomm",
+        *REQUIRED,
+        "MPI library",
+        "mpirun",
+        "native kernels",
+        "CUDA",
+        "ZCOMM_TOPOLOGY",
+    ):
+        assert len([line for line in lines if line.startswith(name + " ")]) == 1
+    assert lines[-1] == "nothing required is missing"
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        ("mpi4py", absent("mpi4py")),
+        ("mpi4py__MPI", "ImportError('libmpi.so: no such file')"),
+        ("mpi4py__MPI", "RuntimeError('cannot load MPI library')"),
+    ],
+)
+def test_required_and_missing_is_an_error_with_what_brings_it(launch, module, error):
+    run = launch("-c", hide(torch=absent("torch"), **{module: error}))
+    ok, found = findings(run)
+    assert (run.returncode, ok) == (1, False)
+    assert (found["torch"]["status"], found["torch"]["remedy"]) == ("missing", "pip install zcomm")
+    assert found["MPI library"]["status"] == "missing"
+    assert "zcomm[mpi]" in found["MPI library"]["remedy"]
+
+
+def test_optional_and_absent_is_no_error(launch):
+    names = ("cupy", "pynvml", "matplotlib", "zcomm._native")
+    run = launch("-c", hide(**{name.replace(".", "__"): absent(name) for name in names}))
+    ok, found = findings(run)
+    assert (run.returncode, ok) == (0, True)
+    for name, remedy in (
+        ("cupy", "zcomm[cuda12]"),
+        ("pynvml", "zcomm[cuda12]"),
+        ("matplotlib", "zcomm[bench]"),
+        ("native kernels", "C++ compiler"),
+    ):
+        assert found[name]["status"] == "absent"
+        assert remedy in found[name]["remedy"]
+
+
+def test_under_mpirun_rank_0_tells_size_and_topology(launch):
+    run = launch(*DOCTOR, "--json", num_ranks=4, env={"ZCOMM_TOPOLOGY": "2x2"})
+    ok, found = findings(run)
+    assert (run.returncode, ok) == (0, True)
+    assert found["MPI job"]["value"] == "4 ranks"
+    assert "2 x 2" in found["topology"]["value"]
+
+
+def test_launcher_of_another_mpi_is_found_out(launch):
+    run = launch("-c", hide(torch=absent("torch")), env={"OMPI_COMM_WORLD_SIZE": "4"})
+    _, found = findings(run)
+    assert run.returncode == 1
+    assert found["MPI job"]["status"] == "missing"
+    assert "OMPI_COMM_WORLD_SIZE=4" in found["MPI job"]["value"]
+
+
+def test_settings_without_effect_or_sense_are_named(launch):
+    settings = {"ZCOMM_TIMEOUTS": "5", "ZCOMM_CPU": "sse9", "ZCOMM_TOPOLOGY": "2x7"}
+    run = launch("-c", hide(torch=absent("torch")), env=settings, num_ranks=2)
+    _, found = findings(run)
+    assert found["ZCOMM_TIMEOUTS"]["value"] == "5 (no such variable, no effect)"
+    assert "ZCOMM_CPU='sse9'" in found["native kernels"]["value"]
+    assert "'2x7'" in found["topology"]["value"]
+
+
+class Greeting:
+    help = "say a word"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("word")
+
+    def run(self, arguments) -> int:
+        if arguments.word == "fail":
+            raise ValueError("this word is not possible")
+        print(arguments.word)
+        return 7
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Two commands of other packages: one that works, and one that cannot be imported."""
+    entries = [
+        EntryPoint("greet", f"{__name__}:GREETING", cli.GROUP),
+        EntryPoint("broken", "no_such_module_of_anybody:COMMAND", cli.GROUP),
+    ]
+    monkeypatch.setattr(cli, "entry_points", lambda group: entries if group == cli.GROUP else [])
+
+
+GREETING = Greeting()
+
+
+def test_command_of_another_package_gets_its_arguments(registered, capsys):
+    assert cli.main(["greet", "hello"]) == 7
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_error_of_a_command_is_one_line(registered, capsys):
+    assert cli.main(["greet", "fail"]) == 1
+    assert capsys.readouterr().err == "zcomm greet: this word is not possible\n"
+
+
+def test_broken_command_is_one_line_and_does_not_harm_the_overview(registered, capsys):
+    assert cli.main(["broken"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("zcomm broken: ")
+    assert "no_such_module_of_anybody" in told
+    assert told.count("\n") == 1
+    assert cli.main([]) == 0
+    overview = capsys.readouterr().out
+    for text in ("doctor", "greet (say a word)", "no_such_module_of_anybody"):
+        assert text in " ".join(overview.split())
+
+
+def test_unknown_command_lists_the_known(registered, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["grete"])
+    assert left.value.code == 2
+    told = capsys.readouterr().err
+    for text in ("grete", "doctor", "greet", "broken"):
+        assert text in told
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"zcomm {zcomm.__version__}\n"
