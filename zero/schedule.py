@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from zero.gather import Gathering
 from zero.reduce import Reducer
-from zero.unit import Buffer, State, Unit
+from zero.unit import Buffer, Call, State, Unit
 
 
 class Schedule:
@@ -68,7 +68,7 @@ class Schedule:
                 self._gathering.saved.leave()
             if unit.depth:
                 return
-            begun = unit.pending > 0 or unit.state is State.BACKWARD
+            begun = len(unit.pending) > 0 or unit.state is State.BACKWARD
             if torch.is_grad_enabled() and not (self._in_backward and begun):
                 self._expect_backward(unit, output)
             # What is computed again inside backward is needed whole right after.
@@ -78,19 +78,15 @@ class Schedule:
         return after_forward
 
     def _expect_backward(self, unit: Unit, output: Any) -> None:
-        fired = False
+        call = Call()
 
         def before_backward(grad: Tensor) -> None:
-            nonlocal fired
-            if not fired:
-                fired = True
-                unit.pending = max(0, unit.pending - 1)
+            unit.pending.discard(call)
             self.enter_backward(unit)
 
-        outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
-        for tensor in outputs:
+        for tensor in [t for t in tensors_in(output) if t.grad_fn is not None]:
+            unit.pending.add(call)
             tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
-        unit.pending += bool(outputs)
 
     def _collector(self, buffer: Buffer, index: int) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
@@ -140,15 +136,13 @@ class Schedule:
             for unit in self._plan[self._num_reduced :]:
                 self._reducer.reduce(unit)
             self._reducer.settle()
-        self._reset(keep_pending=inside_forward)
+        self._reset()
 
-    def _reset(self, *, keep_pending: bool = False) -> None:
+    def _reset(self) -> None:
         self._in_backward = False
         self._num_reduced = 0
         for unit in self._units:
             unit.ended = False
-            if not keep_pending:
-                unit.pending = 0
 
     def _abandon_failed_backward(self) -> None:
         """Clean up behind a backward that raised: autograd does not call back then."""

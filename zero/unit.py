@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +126,10 @@ class Buffer:
         return [master for master in self.masters if master.owner == self.rank]
 
 
+class Call:
+    """One call of a unit's module, for as long as autograd can run it backward."""
+
+
 @dataclass(eq=False)
 class Unit:
     """Parameters that are gathered and reduced together.
@@ -137,7 +142,7 @@ class Unit:
         state: what the parameters can be used for.
         version: moved by every change of the parameters.
         depth: number of calls of the module that have not returned.
-        pending: number of calls whose backward has not started.
+        pending: calls whose backward has not begun and can still come: the graph holds them.
         ended: whether the unit is complete in the backward that runs.
     """
 
@@ -148,7 +153,7 @@ class Unit:
     state: State = State.WHOLE
     version: int = 0
     depth: int = 0
-    pending: int = 0
+    pending: WeakSet[Call] = field(default_factory=WeakSet)
     ended: bool = False
 
     @property
