@@ -1,0 +1,113 @@
+"""Sharded training follows plain torch on the global batch, in one process."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import zero
+from tests.zero.models import Tower, loss_of, make, tokens
+from tests.zero.runs import (
+    SIZES,
+    gradients,
+    local_gradients,
+    on,
+    relative_difference,
+    shard,
+    train,
+    train_alone,
+)
+
+CONFIGS = [zero.Config(stage=stage) for stage in range(4)] + [zero.Config(secondary="node")]
+
+
+@functools.cache
+def alone(size):
+    return train_alone(make(Tower), size, batch=2)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.stage}-{c.secondary}")
+@pytest.mark.parametrize("topology", ["1", "2", "2x2", "2x2x2"])
+def test_training(topology, config):
+    size = SIZES[topology]
+    outcomes = on(topology, train, make(Tower), config, batch=2)
+    expected = alone(size)
+    for step, loss in enumerate(expected.losses):
+        assert abs(sum(o.losses[step] for o in outcomes) / size - loss) <= 1e-5
+    assert relative_difference(outcomes[0].parameters, expected.parameters) <= 1e-4
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.stage}-{c.secondary}")
+@pytest.mark.parametrize("topology", ["2", "2x2", "2x2x2"])
+def test_first_gradients(topology, config):
+    model = make(Tower)
+    size = SIZES[topology]
+
+    def program(comm):
+        sharded, _ = shard(comm, model, config)
+        loss_of(sharded, tokens(comm.rank, 0)).backward()
+        assert all(p.grad is None for p in sharded.parameters())
+        return gradients(sharded)
+
+    parts = local_gradients(model, size)
+    for found in on(topology, program):
+        for name, grad in found.items():
+            terms = torch.stack([part[name].double() for part in parts])
+            bound = size * 2.0**-23 * terms.abs().sum(0) / size
+            assert bool(((grad.double() - terms.mean(0)).abs() <= bound).all()), name
+
+
+class TiedTwice(nn.Module):
+    """An MLP whose two hidden layers, in different units, share a weight; so do its ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(17, 21)
+        self.layers = nn.ModuleList([nn.Linear(21, 21) for _ in range(3)])
+        self.layers[2].weight = self.layers[0].weight
+        self.head = nn.Linear(21, 17, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("topology", ["1", "2", "2x2"])
+def test_two_tied_weights(topology):
+    size = SIZES[topology]
+    expected = train_alone(make(TiedTwice), size, steps=8, batch=4 // size)
+    # The global batch of 4 is the same for every number of ranks only in its size.
+    for config in CONFIGS:
+        outcomes = on(topology, train, make(TiedTwice), config, steps=8, batch=4 // size)
+        losses = [sum(o.losses[step] for o in outcomes) / size for step in range(8)]
+        assert max(abs(a - b) for a, b in zip(losses, expected.losses, strict=True)) <= 1e-5
+        assert relative_difference(outcomes[0].parameters, expected.parameters) <= 1e-4
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_clipping(stage):
+    outcomes = on("2x2", train, make(Tower), zero.Config(stage=stage), steps=8, clip=0.3)
+    expected = train_alone(make(Tower), 4, steps=8, clip=0.3)
+    assert min(expected.norms) > 0.3
+    for norm, wanted in zip(outcomes[0].norms, expected.norms, strict=True):
+        assert norm == pytest.approx(wanted, rel=1e-5)
+    assert relative_difference(outcomes[0].parameters, expected.parameters) <= 1e-4
+    assert all(outcome.norms == outcomes[0].norms for outcome in outcomes)
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize(("batch", "micro"), [(8, 1), (2, 4), (1, 8)])
+@pytest.mark.parametrize("no_sync", [False, True])
+def test_accumulation_equals_a_larger_batch(stage, batch, micro, no_sync):
+    config = zero.Config(stage=stage)
+    options = {"batch": batch, "micro": micro, "no_sync": no_sync, "clip": 1e9, "steps": 3}
+    outcomes = on("2", train, make(Tower), config, **options)
+    expected = train_alone(make(Tower), 2, batch=8, clip=1e9, steps=3)
+    for step in range(3):
+        mean = sum(outcome.losses[step] for outcome in outcomes) / 2
+        assert mean == pytest.approx(expected.losses[step], abs=1e-5)
+        assert outcomes[0].norms[step] == pytest.approx(expected.norms[step], rel=1e-5)
