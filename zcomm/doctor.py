@@ -220,8 +220,11 @@ def _native_kernels() -> Iterator[Finding]:
     try:
         from zcomm.codecs import native
     except ImportError as error:
+        not_built = (error.name or "").startswith("zcomm")
         remedy = "pip install zcomm with a C++ compiler; NumPy is used until then, and is slow"
-        yield Finding("native kernels", _one_line(error), Status.ABSENT, remedy)
+        yield Finding(
+            "native kernels", _one_line(error), Status.ABSENT, remedy if not_built else ""
+        )
         return
     native.select(environment.text("ZCOMM_CPU"))
     yield Finding("native kernels", f"instruction set {native.instruction_set()}")

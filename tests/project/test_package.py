@@ -128,6 +128,6 @@ def test_wheel_holds_exactly_the_three_packages_and_the_native_module(tmp_path):
     assert sources - set(inside) == set()
     assert {f"{package}/py.typed" for package in ("topology", "zcomm", "zero")} <= set(inside)
     assert [name for name in inside if re.fullmatch(r"zcomm/_native[^/]*\.so", name)] != []
-    assert [name for name in inside if name.endswith((".cpp", ".o", ".pyc"))] == []
+    assert [name for name in inside if name.endswith((".cpp", ".h", ".o", ".pyc"))] == []
     assert f"{info}/licenses/LICENSE" in inside
     assert "zcomm = zcomm.cli:main" in scripts
