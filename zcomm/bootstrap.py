@@ -67,6 +67,8 @@ def init(
 
     moves = MpiTransport(world)
     _configure_logging(moves.rank)
+    for name in environment.unknown():
+        logging.getLogger("zcomm").warning("%s is not a setting of zcomm: ignored", name)
     if abort and moves.size > 1:
         exits.install(moves)
     found = _topology(topology, moves.size, world)

@@ -84,6 +84,11 @@ class Communicator:
         return self._channel.topology
 
     @property
+    def closed(self) -> bool:
+        """Tell whether :meth:`close` was called."""
+        return self._closed
+
+    @property
     def traffic(self) -> Traffic:
         """Bytes sent by this rank, all communicators of the process together."""
         return self._channel.traffic

@@ -12,7 +12,6 @@ import atexit
 import sys
 import time
 from types import TracebackType
-from weakref import WeakSet
 
 from zcomm.communicator import Communicator
 from zcomm.errors import CollectiveMismatch
@@ -23,7 +22,8 @@ STAGGER_SECONDS = 0.25
 turn."""
 
 LONGEST_STAGGER_SECONDS = 3.0
-_OPEN: WeakSet[Communicator] = WeakSet()
+_OPEN: list[Communicator] = []
+"""Held until they are closed: a program that leaves has let go of its own references."""
 _INSTALLED: list[Transport] = []
 
 
@@ -48,11 +48,12 @@ def install(transport: Transport) -> None:
 
 def watch(comm: Communicator) -> None:
     """Shake hands on this communicator when the process ends, unless it was closed before."""
-    _OPEN.add(comm)
+    _OPEN[:] = [other for other in _OPEN if not other.closed]
+    _OPEN.append(comm)
 
 
 def _leave() -> None:
-    for comm in list(_OPEN):
+    for comm in _OPEN:
         try:
             comm.leave()
         except CollectiveMismatch as error:
