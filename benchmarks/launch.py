@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import NoReturn, Protocol, TypeVar
 import numpy as np
 
 import zcomm
-from zcomm import Communicator, ZcommError, launcher
+from zcomm import Communicator, ZcommError, environment, launcher
 
 T = TypeVar("T")
 
@@ -58,7 +59,8 @@ def main(
         with _one_voice(rank):
             options = parse(sys.argv[1:] if arguments is None else arguments)
         comm = zcomm.init(topology=options.topology, min_numel=0)
-    except (UsageError, ZcommError) as error:
+        _quieten()
+    except (ValueError, ZcommError) as error:
         return _complain(program, rank, error)
     try:
         code = run(options, comm)
@@ -86,14 +88,19 @@ def on_root(comm: Communicator, function: Callable[[], T]) -> T | None:
     return result
 
 
+def _quieten() -> None:
+    """Leave out what zcomm tells at level info, unless it was asked for: tables say it too."""
+    if not environment.text("ZCOMM_LOG"):
+        logging.getLogger("zcomm").setLevel(logging.WARNING)
+
+
 @contextlib.contextmanager
 def _one_voice(rank: int) -> Iterator[None]:
     """Keep the help of all ranks but the first from being printed."""
-    with contextlib.ExitStack() as stack:
-        if rank != 0:
-            stack.enter_context(
-                contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w")))
-            )
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(sys.stdout if rank == 0 else nowhere),
+    ):
         yield
 
 

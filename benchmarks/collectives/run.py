@@ -42,6 +42,9 @@ def validate(options: Options, topology: Topology) -> None:
         choose(options.algorithm, topology)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    operations = (OPERATIONS[name] for name in options.operations)
+    if not any(True for item in operations for _ in cases(item, options, topology.size)):
+        raise UsageError(f"no row to measure: avg needs floating point, not {options.dtypes[0]}")
     if len(set(codecs)) > 1 and options.operations == ("all_gather",):
         raise UsageError(
             f"all_gather encodes once and takes one codec, got {len(codecs)}: {options.codec}"

@@ -1,0 +1,125 @@
+"""A GPT of about three million parameters over bytes: pre-norm blocks, causal attention, tied head.
+
+Parameters may be bfloat16; arithmetic is float32 whatever they are, because most CPUs multiply
+bfloat16 a hundred times slower. Weights are widened where they are used, in forward and again in
+backward: a widened copy that lived from one to the other would be a whole model that no sharding
+could free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+VOCABULARY = 256
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Extents of the model. ``width`` is a multiple of ``heads``."""
+
+    context: int = 128
+    width: int = 256
+    depth: int = 4
+    heads: int = 4
+
+
+class _WidenedProduct(torch.autograd.Function):
+    """x @ weight.T in the dtype of x, saving the weight as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2)
+        return grad @ weight.to(x.dtype), grad_weight.to(weight.dtype)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply (…, in) by a weight (out, in) of any floating dtype."""
+    product: Tensor = _WidenedProduct.apply(x, weight)  # type: ignore[no-untyped-call]
+    return product
+
+
+class Linear(nn.Module):
+    """A linear layer without bias, whose weight has standard deviation ``std``."""
+
+    def __init__(self, num_in: int, num_out: int, std: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_out, num_in) * std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
+class Norm(nn.Module):
+    """Layer normalisation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(
+            x, x.shape[-1:], self.weight.to(x.dtype), self.bias.to(x.dtype)
+        )
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each normalised before and added to its input."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width, std = shape.width, 0.02
+        # Residual branches add up: each is made smaller by the root of their number.
+        std_branch = std / (2 * shape.depth) ** 0.5
+        self.heads = shape.heads
+        self.norm_attention = Norm(width)
+        self.query_key_value = Linear(width, 3 * width, std)
+        self.attention_out = Linear(width, width, std_branch)
+        self.norm_perceptron = Norm(width)
+        self.perceptron_in = Linear(width, 4 * width, std)
+        self.perceptron_out = Linear(4 * width, width, std_branch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self._attend(self.norm_attention(x))
+        hidden = functional.gelu(self.perceptron_in(self.norm_perceptron(x)))
+        result: Tensor = x + self.perceptron_out(hidden)
+        return result
+
+    def _attend(self, x: Tensor) -> Tensor:
+        split = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
+        query, key, value = split.movedim(-3, 0).transpose(-3, -2)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: Tensor = self.attention_out(attended.transpose(-3, -2).flatten(-2))
+        return result
+
+
+class GPT(nn.Module):
+    """The model; called with tokens and those that follow, it returns the mean loss in nats."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(VOCABULARY, shape.width) * 0.02)
+        self.position = nn.Parameter(torch.randn(shape.context, shape.width) * 0.02)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
+        self.norm = Norm(shape.width)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        x = (
+            functional.embedding(inputs, self.token.float())
+            + self.position.float()[: inputs.shape[1]]
+        )
+        for block in self.blocks:
+            x = block(x)
+        logits = linear(self.norm(x), self.token)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
