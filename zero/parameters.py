@@ -118,13 +118,9 @@ def hide(parameter: nn.Parameter, placeholder: Tensor) -> None:
 
     Args:
         parameter: keeps its identity, shape and dtype.
-        placeholder: one element, which the parameter shows in its shape should C++ code get to it.
+        placeholder: a scalar, which the parameter shows in its shape should C++ code get to it.
     """
-    parameter.data = (
-        placeholder.new_empty(parameter.shape)
-        if parameter.numel() == 0
-        else (placeholder.expand(parameter.shape))
-    )
+    parameter.data = placeholder.expand(parameter.shape)
     parameter.__class__ = ShardedParameter
 
 

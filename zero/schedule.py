@@ -43,21 +43,36 @@ class Schedule:
         module.register_forward_pre_hook(self._before_forward(unit), prepend=True)
         # Called after an exception too: what before_forward did must be undone.
         module.register_forward_hook(self._after_forward(unit), always_call=True)
-        for buffer in unit.trainable:
+        for buffer in unit.buffers:
             for index, parameter in enumerate(buffer.parameters):
-                if buffer.layout.slots[index].trainable:
-                    hook = self._collector(buffer, index)
+                if parameter.requires_grad:
+                    trainable = buffer.layout.slots[index].trainable
+                    hook = self._collector(buffer, index) if trainable else _discard
                     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _before_forward(self, unit: Unit) -> Callable[[nn.Module, Any], None]:
         def before_forward(module: nn.Module, args: Any) -> None:
             self._abandon_failed_backward()
+            self._refuse_thawed(unit)
             unit.depth += 1
             if self._gathering.sharded:
                 self._gathering.gather(unit)
                 self._gathering.saved.enter()
 
         return before_forward
+
+    def _refuse_thawed(self, unit: Unit) -> None:
+        """Stop where a gradient would be lost.
+
+        Raises:
+            ValueError: naming a parameter that is trained now, but was frozen when sharded.
+        """
+        for parameter, name in unit.frozen:
+            if parameter.requires_grad:
+                raise ValueError(
+                    f"parameter {name} was frozen when the model was sharded, and requires a"
+                    " gradient now: unfreeze it before zero.shard"
+                )
 
     def _after_forward(self, unit: Unit) -> Callable[[nn.Module, Any, Any], None]:
         def after_forward(module: nn.Module, args: Any, output: Any) -> None:
@@ -152,6 +167,11 @@ class Schedule:
                     self._gathering.reshard(unit)
             self._reducer.drop()
             self._reset()
+
+
+def _discard(parameter: Tensor) -> None:
+    """Take away the gradient of a parameter that the optimizer does not step."""
+    parameter.grad = None
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

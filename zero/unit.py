@@ -83,7 +83,7 @@ class Buffer:
         self.written = [False] * len(self.parameters)
         self.seen = [p._version for p in self.parameters]
         self._kinds = [type(p) for p in self.parameters]
-        self._placeholder = torch.full((1,), torch.nan, dtype=self.layout.dtype)
+        self._placeholder = torch.tensor(torch.nan, dtype=self.layout.dtype)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -155,6 +155,14 @@ class Unit:
     depth: int = 0
     pending: WeakSet[Call] = field(default_factory=WeakSet)
     ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.frozen = [
+            (parameter, slot.name)
+            for buffer in self.buffers
+            for parameter, slot in zip(buffer.parameters, buffer.layout.slots, strict=True)
+            if not parameter.requires_grad
+        ]
 
     @property
     def is_root(self) -> bool:

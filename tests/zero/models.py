@@ -1,6 +1,7 @@
 """Models and data of the ZeRO tests. Made in one thread, copied by the ranks."""
 
 import copy
+import threading
 
 import torch
 from torch import nn
@@ -8,6 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 VOCABULARY = 17
+_GENERATOR = threading.Lock()
 
 
 class Block(nn.Module):
@@ -56,7 +58,7 @@ class Tower(nn.Module):
 
 def make(kind, *arguments, seed=0, dtype=torch.float32, **options):
     """Build a model from a seed, without touching the state of the global generator."""
-    with torch.random.fork_rng(devices=[]):
+    with _GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind(*arguments, **options).to(dtype)
 
