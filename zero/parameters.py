@@ -113,15 +113,17 @@ def _names(value: object) -> Any:
         yield from _names(list(value.values()))
 
 
-def hide(parameter: nn.Parameter, placeholder: Tensor) -> None:
+def hide(parameter: nn.Parameter, name: str, placeholder: Tensor) -> None:
     """Let go of a parameter's memory and refuse access until :func:`show`.
 
     Args:
         parameter: keeps its identity, shape and dtype.
+        name: of the parameter in the model, for errors.
         placeholder: a scalar, which the parameter shows in its shape should C++ code get to it.
     """
     parameter.data = placeholder.expand(parameter.shape)
     parameter.__class__ = ShardedParameter
+    parameter.__dict__["zero_name"] = name
 
 
 def show(parameter: nn.Parameter, kind: type[nn.Parameter], data: Tensor) -> None:

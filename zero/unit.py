@@ -118,8 +118,8 @@ class Buffer:
     def hide(self) -> None:
         """Let go of the whole buffer."""
         self.full = None
-        for parameter in self.parameters:
-            hide(parameter, self._placeholder)
+        for parameter, slot in zip(self.parameters, self.layout.slots, strict=True):
+            hide(parameter, slot.name, self._placeholder)
 
     def own_masters(self) -> list[Master]:
         """Return the masters that this rank is the owner of."""

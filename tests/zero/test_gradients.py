@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import zero
-from zcomm import ZcommError
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.runs import SIZES, adamw, assert_same_bits, gradients, on, shard, whole
+from zcomm import ZcommError
 
 STAGES = pytest.mark.parametrize("stage", range(4))
 
