@@ -25,6 +25,7 @@ from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.all_reduce import SMALL_NBYTES, all_reduce, all_reduce_small
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import reduce_scatter
+from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import Guard
 from zcomm.plan import CodecSpec, Layout
@@ -196,14 +197,14 @@ class Communicator:
         )
         self._planner.announce(scatter)
         small = not any(codecs) and sum(item.full.memory.size for item in items) <= SMALL_NBYTES
-        divisor = self.size if op == "avg" else 1
+        reduction = Reduction(op, self.size if op == "avg" else 1)
 
         def execute() -> None:
             tensors = [item.full for item in items]
             if small and self.size > 1:
-                all_reduce_small(self._channel, scatter, tensors, op, divisor)
+                all_reduce_small(self._channel, scatter, tensors, reduction)
             elif self.size > 1:
-                all_reduce(self._channel, scatter, gather, tensors, op, divisor)
+                all_reduce(self._channel, scatter, gather, tensors, reduction)
 
         return self._issue(self._planner.describe(scatter, op), execute, items, x, async_op)
 
@@ -384,11 +385,11 @@ class Communicator:
         layouts = [item.layout for item in items]
         made = self._planner.plan("reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype)
         self._planner.announce(made)
-        divisor = self.size if op == "avg" else 1
+        reduction = Reduction(op, self.size if op == "avg" else 1)
 
         def execute() -> None:
             fulls, shards = [item.full for item in items], [item.shard for item in items]
-            reduce_scatter(self._channel, made, fulls, shards, op, divisor)
+            reduce_scatter(self._channel, made, fulls, shards, reduction)
 
         return self._issue(self._planner.describe(made, op), execute, items, result, async_op)
 

@@ -200,6 +200,11 @@ class Plan:
         """Tell whether any hop goes through a codec."""
         return any(wire.codec is not None for hop in self.hops for wire in hop.formats)
 
+    @property
+    def plain_formats(self) -> tuple[WireFormat, ...]:
+        """The formats of elements as they are."""
+        return tuple(WireFormat(layout.dtype) for layout in self.layouts)
+
     @cached_property
     def _families(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         families: dict[tuple[int, ...], list[int]] = {}

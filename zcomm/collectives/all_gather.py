@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zcomm.arrays import Memory, View
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.wire import pack, unpack
+from zcomm.collectives.wire import Place, pack, unpack
 from zcomm.plan import Hop, Plan, WireFormat
 
 
@@ -40,8 +40,9 @@ def all_gather(channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequ
     """
     me = channel.rank
     if not plan.hops:
-        for index, layout in enumerate(plan.layouts):
-            _copy(layout.dtype, shards[index], fulls[index], plan, index, me)
+        for layout, own, full in zip(plan.layouts, shards, fulls, strict=True):
+            chunk = own.elements(0, layout.shard_numel(me))
+            unpack(WireFormat(layout.dtype), chunk, Place(full, *layout.table(me)))
         return
     if _direct(plan, shards, fulls):
         _gather_in_place(channel, plan, shards[0], fulls[0])
@@ -104,7 +105,8 @@ def _encode(
         out, at = slots.cargo((shard,)), 0
         for layout, wire, source in zip(plan.layouts, hop.formats, sources, strict=True):
             nbytes = wire.wire_nbytes(layout.lengths(shard))
-            pack(wire, source, *layout.table(shard, compact=compact), out[at : at + nbytes])
+            place = Place(source, *layout.table(shard, compact=compact))
+            pack(wire, place, out[at : at + nbytes])
             at += nbytes
 
 
@@ -121,11 +123,5 @@ def _decode(
             chunk, at = slots.cargo((shard,)), 0
             for layout, wire, full in zip(plan.layouts, hop.formats, fulls, strict=True):
                 nbytes = wire.wire_nbytes(layout.lengths(shard))
-                unpack(wire, chunk[at : at + nbytes], full, *layout.table(shard))
+                unpack(wire, chunk[at : at + nbytes], Place(full, *layout.table(shard)))
                 at += nbytes
-
-
-def _copy(dtype: str, shard: View, full: View, plan: Plan, index: int, rank: int) -> None:
-    layout, wire = plan.layouts[index], WireFormat(dtype)
-    chunk = shard.elements(0, layout.shard_numel(rank))
-    unpack(wire, chunk, full, *layout.table(rank))

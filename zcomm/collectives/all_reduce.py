@@ -13,6 +13,7 @@ from zcomm.arrays import ITEMSIZE, View
 from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import nested_reduce, reduce_scatter
+from zcomm.collectives.wire import Place, Reduction
 from zcomm.plan import Plan, WireFormat
 
 SMALL_NBYTES = 4096
@@ -20,7 +21,7 @@ SMALL_NBYTES = 4096
 
 
 def all_reduce(
-    channel: Channel, scatter: Plan, gather: Plan, tensors: Sequence[View], op: str, divisor: int
+    channel: Channel, scatter: Plan, gather: Plan, tensors: Sequence[View], reduction: Reduction
 ) -> None:
     """Reduce ``tensors`` over all ranks, in place.
 
@@ -34,12 +35,12 @@ def all_reduce(
         dtype = "float32" if encoded else layout.dtype
         memory = np.empty(layout.shard_numel(channel.rank) * ITEMSIZE[dtype], np.uint8)
         shards.append(View(memory, dtype))
-    reduce_scatter(channel, scatter, tensors, shards, op, divisor)
+    reduce_scatter(channel, scatter, tensors, shards, reduction)
     all_gather(channel, gather, shards, tensors)
 
 
 def all_reduce_small(
-    channel: Channel, scatter: Plan, tensors: Sequence[View], op: str, divisor: int
+    channel: Channel, scatter: Plan, tensors: Sequence[View], reduction: Reduction
 ) -> None:
     """Reduce small ``tensors`` over all ranks, in place, exactly.
 
@@ -53,7 +54,7 @@ def all_reduce_small(
     at = 0
     for tensor, partial in zip(tensors, scatter.partials, strict=True):
         parts = [memory[at : at + tensor.memory.size] for memory in gathered]
-        starts, lengths = np.array([0], np.int64), np.array([tensor.numel], np.int64)
-        wire = WireFormat(tensor.dtype)
-        nested_reduce(scatter.nesting, wire, partial, parts, tensor, starts, lengths, op, divisor)
+        whole = Place(tensor, np.array([0], np.int64), np.array([tensor.numel], np.int64))
+        formats = WireFormat(tensor.dtype), partial
+        nested_reduce(scatter.nesting, formats, parts, whole, reduction)
         at += tensor.memory.size

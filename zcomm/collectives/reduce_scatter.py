@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from topology import Topology
-from zcomm.arrays import ITEMSIZE, Memory, View
+from zcomm.arrays import Memory, View
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.wire import CARRIER, pack, reduce, reduce_pack, unpack
+from zcomm.collectives.wire import Place, Reduction, pack, reduce, reduce_pack
 from zcomm.plan import Hop, Indices, Plan, WireFormat
 
 Chunks = dict[int, list[Memory]]
@@ -22,8 +22,7 @@ def reduce_scatter(
     plan: Plan,
     fulls: Sequence[View],
     shards: Sequence[View],
-    op: str,
-    divisor: int,
+    reduction: Reduction,
 ) -> None:
     """Reduce ``fulls`` over all ranks and write this rank's segments, compact, to ``shards``.
 
@@ -38,26 +37,115 @@ def reduce_scatter(
     locally, nested as the levels are, so that it gives the bits of the hierarchical one. qgZ:
     ZeRO++ (arXiv 2306.10209, section 4.3).
     """
-    if not plan.hops:
-        for layout, full, shard in zip(plan.layouts, fulls, shards, strict=True):
-            _keep(layout.dtype, layout.table(channel.rank), full, shard)
-        return
-    chunks: Chunks = {}
-    scratch: list[Memory] = []
-    for index, hop in enumerate(plan.hops):
-        before, scratch = scratch, []
-        last = None if index == 0 else plan.hops[index - 1]
-        messages = _outgoing(channel, plan, hop, last, chunks, fulls, op, scratch)
-        chunks = _exchange(channel, plan, index, messages, scratch)
+    run = _Run(channel, plan, fulls, reduction)
+    chunks = run.alone() if not plan.hops else {}
+    for index in range(len(plan.hops)):
+        before, run.scratch = run.scratch, []
+        chunks = run.exchange(index, run.outgoing(index, chunks))
         channel.pool.give(*before)
     with channel.clock.measure("decode"):
-        for position, piece in enumerate(_pieces(plan, plan.hops[-1], channel.rank)):
-            parts = [chunk[piece.span] for chunk in chunks[channel.rank]]
-            starts, lengths = plan.layouts[position].table(channel.rank, compact=True)
-            _finish(
-                plan, position, piece.wire, parts, shards[position], starts, lengths, op, divisor
-            )
-    channel.pool.give(*scratch)
+        run.finish(chunks[channel.rank], shards)
+    channel.pool.give(*run.scratch)
+
+
+@dataclass
+class _Run:
+    """One reduce_scatter under way; ``scratch`` is the memory that the last hop's chunks lie in."""
+
+    channel: Channel
+    plan: Plan
+    fulls: Sequence[View]
+    reduction: Reduction
+    scratch: list[Memory] = field(default_factory=list)
+
+    def alone(self) -> Chunks:
+        """Return the only rank's shard as it is: no level has a hop, so no codec is passed."""
+        me = self.channel.rank
+        hop = Hop(None, self.plan.plain_formats)
+        out = np.empty(self.plan.chunk_nbytes(hop, me), np.uint8)
+        self._encode(hop, me, out)
+        return {me: [out]}
+
+    def outgoing(self, index: int, chunks: Chunks) -> dict[int, Memory]:
+        """Encode the message for every peer of a hop, this rank included."""
+        plan, me = self.plan, self.channel.rank
+        hop = plan.hops[index]
+        messages = {}
+        with self.channel.clock.measure("encode"):
+            for peer in plan.peers(hop, me):
+                cargo = plan.cargo(hop, me, peer)
+                plain = self._plain(hop, cargo) if index == 0 else None
+                messages[peer] = self._message(index, cargo, chunks) if plain is None else plain
+        return messages
+
+    def exchange(self, index: int, messages: dict[int, Memory]) -> Chunks:
+        """Exchange the messages of a hop and cut what arrived into chunks."""
+        plan, me = self.plan, self.channel.rank
+        hop = plan.hops[index]
+        cargo = plan.cargo(hop, me, me)
+        nbytes = sum(plan.chunk_nbytes(hop, shard) for shard in cargo)
+        recvs = {peer: self._take(nbytes) for peer in messages if peer != me}
+        sends = {peer: memory for peer, memory in messages.items() if peer != me}
+        logical = {message.peer: message.logical_nbytes for message in plan.messages(index, me)}
+        self.channel.exchange(plan.counted_as, sends, recvs, logical)
+        chunks: Chunks = {}
+        at = 0
+        for shard in cargo:
+            span = slice(at, at + plan.chunk_nbytes(hop, shard))
+            chunks[shard] = [(messages if peer == me else recvs)[peer][span] for peer in messages]
+            at = span.stop
+        return chunks
+
+    def finish(self, chunks: Sequence[Memory], shards: Sequence[View]) -> None:
+        """Reduce the chunks of the last hop into the caller's shards."""
+        plan, me = self.plan, self.channel.rank
+        hop = plan.hops[-1] if plan.hops else Hop(None, plan.plain_formats)
+        for position, piece in enumerate(_pieces(plan, hop, me)):
+            parts = [chunk[piece.span] for chunk in chunks]
+            place = Place(shards[position], *plan.layouts[position].table(me, compact=True))
+            if hop.level is None and piece.wire.codec is None:
+                formats = piece.wire, plan.partials[position]
+                nested_reduce(plan.nesting, formats, parts, place, self.reduction)
+            else:
+                reduce(piece.wire, parts, place, self.reduction)
+
+    def _plain(self, hop: Hop, cargo: Sequence[int]) -> Memory | None:
+        """Return the message as it already lies in the caller's memory, where it does."""
+        if len(cargo) != 1 or len(self.fulls) != 1 or hop.formats[0].codec is not None:
+            return None
+        run = self.plan.layouts[0].run(cargo[0])
+        return None if run is None else self.fulls[0].elements(run.start, run.numel)
+
+    def _message(self, index: int, cargo: Sequence[int], chunks: Chunks) -> Memory:
+        hop = self.plan.hops[index]
+        message = self._take(sum(self.plan.chunk_nbytes(hop, shard) for shard in cargo))
+        at = 0
+        for shard in cargo:
+            out = message[at : at + self.plan.chunk_nbytes(hop, shard)]
+            if index == 0:
+                self._encode(hop, shard, out)
+            else:
+                self._recode(index, shard, chunks[shard], out)
+            at += out.size
+        return message
+
+    def _encode(self, hop: Hop, shard: int, out: Memory) -> None:
+        for position, piece in enumerate(_pieces(self.plan, hop, shard)):
+            source = Place(self.fulls[position], *self.plan.layouts[position].table(shard))
+            pack(piece.wire, source, out[piece.span])
+
+    def _recode(self, index: int, shard: int, chunks: Sequence[Memory], out: Memory) -> None:
+        before = _pieces(self.plan, self.plan.hops[index - 1], shard)
+        after = _pieces(self.plan, self.plan.hops[index], shard)
+        for layout, old, new in zip(self.plan.layouts, before, after, strict=True):
+            parts = [chunk[old.span] for chunk in chunks]
+            _, lengths = layout.table(shard)
+            reduce_pack(old.wire, parts, new.wire, lengths, self.reduction, out[new.span])
+
+    def _take(self, nbytes: int) -> Memory:
+        memory = self.channel.pool.take(nbytes)
+        self.scratch.append(memory)
+        return memory
 
 
 @dataclass(frozen=True)
@@ -77,120 +165,20 @@ def _pieces(plan: Plan, hop: Hop, shard: int) -> list[_Piece]:
     return pieces
 
 
-def _outgoing(
-    channel: Channel,
-    plan: Plan,
-    hop: Hop,
-    last: Hop | None,
-    chunks: Chunks,
-    fulls: Sequence[View],
-    op: str,
-    scratch: list[Memory],
-) -> dict[int, Memory]:
-    """Encode a message for every peer of the hop, itself included; ``scratch`` notes memory."""
-    messages = {}
-    with channel.clock.measure("encode"):
-        for peer in plan.peers(hop, channel.rank):
-            cargo = plan.cargo(hop, channel.rank, peer)
-            plain = None if last is not None else _plain(plan, hop, cargo, fulls)
-            if plain is not None:
-                messages[peer] = plain
-                continue
-            out = channel.pool.take(sum(plan.chunk_nbytes(hop, shard) for shard in cargo))
-            scratch.append(out)
-            at = 0
-            for shard in cargo:
-                nbytes = plan.chunk_nbytes(hop, shard)
-                place = out[at : at + nbytes]
-                if last is None:
-                    _encode(plan, hop, shard, fulls, place)
-                else:
-                    _recode(plan, last, hop, shard, chunks[shard], op, place)
-                at += nbytes
-            messages[peer] = out
-    return messages
-
-
-def _plain(plan: Plan, hop: Hop, cargo: Sequence[int], fulls: Sequence[View]) -> Memory | None:
-    """Return the message as it already lies in the caller's memory, where it does."""
-    if len(cargo) != 1 or len(plan.layouts) != 1 or hop.formats[0].codec is not None:
-        return None
-    run = plan.layouts[0].run(cargo[0])
-    return None if run is None else fulls[0].elements(run.start, run.numel)
-
-
-def _encode(plan: Plan, hop: Hop, shard: int, fulls: Sequence[View], out: Memory) -> None:
-    for position, piece in enumerate(_pieces(plan, hop, shard)):
-        pack(piece.wire, fulls[position], *plan.layouts[position].table(shard), out[piece.span])
-
-
-def _recode(
-    plan: Plan, last: Hop, hop: Hop, shard: int, chunks: Sequence[Memory], op: str, out: Memory
-) -> None:
-    before, after = _pieces(plan, last, shard), _pieces(plan, hop, shard)
-    for position, (old, new) in enumerate(zip(before, after, strict=True)):
-        lengths = plan.layouts[position].table(shard)[1]
-        reduce_pack(
-            old.wire, [chunk[old.span] for chunk in chunks], new.wire, lengths, op, out[new.span]
-        )
-
-
-def _exchange(
-    channel: Channel, plan: Plan, index: int, messages: dict[int, Memory], scratch: list[Memory]
-) -> Chunks:
-    """Exchange the messages, cut what arrived into chunks; ``scratch`` notes the memory."""
-    hop, me = plan.hops[index], channel.rank
-    cargo = plan.cargo(hop, me, me)
-    nbytes = sum(plan.chunk_nbytes(hop, shard) for shard in cargo)
-    recvs = {peer: channel.pool.take(nbytes) for peer in messages if peer != me}
-    sends = {peer: memory for peer, memory in messages.items() if peer != me}
-    logical = {message.peer: message.logical_nbytes for message in plan.messages(index, me)}
-    channel.exchange(plan.counted_as, sends, recvs, logical)
-    scratch += recvs.values()
-    chunks: Chunks = {}
-    at = 0
-    for shard in cargo:
-        span = slice(at, at + plan.chunk_nbytes(hop, shard))
-        chunks[shard] = [(messages if peer == me else recvs)[peer][span] for peer in messages]
-        at = span.stop
-    return chunks
-
-
-def _finish(
-    plan: Plan,
-    position: int,
-    wire: WireFormat,
-    parts: list[Memory],
-    target: View,
-    starts: Indices,
-    lengths: Indices,
-    op: str,
-    divisor: int,
-) -> None:
-    if plan.hops[-1].level is None and wire.codec is None:
-        nested_reduce(
-            plan.nesting, wire, plan.partials[position], parts, target, starts, lengths, op, divisor
-        )
-    else:
-        reduce(wire, parts, target, starts, lengths, op, divisor)
-
-
 def nested_reduce(
     nesting: Topology,
-    wire: WireFormat,
-    partial: WireFormat,
+    formats: tuple[WireFormat, WireFormat],
     chunks: Sequence[Memory],
-    target: View,
-    starts: Indices,
-    lengths: Indices,
-    op: str,
-    divisor: int,
+    target: Place,
+    reduction: Reduction,
 ) -> None:
     """Reduce the plain chunks of all ranks as the levels nest.
 
-    Inside out, ascending, every partial sum rounded to ``partial``. This is the definition of an
-    exact result; the hierarchical algorithm computes the same, spread over the ranks.
+    Inside out, ascending, every partial sum rounded: ``formats`` are those of the chunks and of the
+    partial sums. This is the definition of an exact result; the hierarchical algorithm computes the
+    same, spread over the ranks.
     """
+    wire, partial = formats
     parts = list(enumerate(chunks))
     for level in nesting.levels:
         if len(level.groups) in (1, len(parts)):
@@ -198,26 +186,18 @@ def nested_reduce(
         sums = []
         for group in level.groups:
             members = [part for first, part in parts if first in group]
-            sums.append((group[0], _partial(wire, members, partial, lengths, op)))
+            sums.append((group[0], _partial(wire, members, partial, target.lengths, reduction)))
         parts, wire = sums, partial
-    reduce(wire, [part for _, part in parts], target, starts, lengths, op, divisor)
+    reduce(wire, [part for _, part in parts], target, reduction)
 
 
 def _partial(
-    wire: WireFormat, parts: list[Memory], partial: WireFormat, lengths: Indices, op: str
+    wire: WireFormat,
+    parts: list[Memory],
+    partial: WireFormat,
+    lengths: Indices,
+    reduction: Reduction,
 ) -> Memory:
     out = np.empty(partial.wire_nbytes(tuple(lengths.tolist())), np.uint8)
-    reduce_pack(wire, parts, partial, lengths, op, out)
+    reduce_pack(wire, parts, partial, lengths, reduction, out)
     return out
-
-
-def _keep(dtype: str, table: tuple[Indices, Indices], full: View, shard: View) -> None:
-    """Copy the only rank's segments, rounded to the dtype asked for: no level has a hop."""
-    starts, lengths = table
-    packed = np.cumsum(lengths) - lengths
-    chunk = np.empty(int(lengths.sum()) * ITEMSIZE[dtype], np.uint8)
-    pack(WireFormat(dtype), full, starts, lengths, chunk)
-    if dtype in CARRIER and shard.dtype != dtype:
-        reduce(WireFormat(dtype), [chunk], shard, packed, lengths, "sum", 1)
-    else:
-        unpack(WireFormat(dtype), chunk, shard, packed, lengths)

@@ -7,7 +7,8 @@ codec whose wire bytes are the plain elements of a dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,64 +34,71 @@ _UFUNC: dict[str, Callable[..., Any]] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-OPS = tuple(_UFUNC)
 
 
-def pack(wire: WireFormat, source: View, starts: Indices, lengths: Indices, out: Memory) -> None:
-    """Write the wire chunk of the named segments of ``source``."""
-    if wire.codec is not None:
-        kernels().encode(wire.codec, source.memory, source.dtype, starts, lengths, out)
-    elif source.dtype == wire.dtype:
+@dataclass(frozen=True)
+class Place:
+    """Segments of an array: where the elements of a chunk come from or go to."""
+
+    view: View
+    starts: Indices
+    lengths: Indices
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is done with the terms of a sum: ``op``, and one division at the very end."""
+
+    op: str
+    divisor: int = 1
+
+    def carrier(self, wire: WireFormat) -> Codec | None:
+        """Return the codec whose kernels reduce chunks of this format, None where NumPy does."""
+        if wire.codec is not None:
+            return wire.codec
+        return CARRIER.get(wire.dtype) if self.op in ("sum", "avg") else None
+
+
+def pack(wire: WireFormat, source: Place, out: Memory) -> None:
+    """Write the wire chunk of ``source``."""
+    view = source.view
+    if wire.codec is None and view.dtype == wire.dtype:
         at = 0
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            run = source.elements(start, length)
+        for run in _runs(source):
             out[at : at + run.size] = run
             at += run.size
     else:
-        kernels().encode(CARRIER[wire.dtype], source.memory, source.dtype, starts, lengths, out)
+        codec = wire.codec or CARRIER[wire.dtype]
+        kernels().encode(codec, view.memory, view.dtype, source.starts, source.lengths, out)
 
 
-def unpack(
-    wire: WireFormat, chunk: Memory, target: View, starts: Indices, lengths: Indices
-) -> None:
-    """Write the elements of a wire chunk to the named segments of ``target``."""
-    if wire.codec is not None:
-        kernels().decode(wire.codec, chunk, starts, lengths, target.memory, target.dtype)
-    elif target.dtype == wire.dtype:
+def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
+    """Write the elements of a wire chunk to ``target``."""
+    view = target.view
+    if wire.codec is None and view.dtype == wire.dtype:
         at = 0
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            run = target.elements(start, length)
+        for run in _runs(target):
             run[...] = chunk[at : at + run.size]
             at += run.size
     else:
-        kernels().decode(CARRIER[wire.dtype], chunk, starts, lengths, target.memory, target.dtype)
+        codec = wire.codec or CARRIER[wire.dtype]
+        kernels().decode(codec, chunk, target.starts, target.lengths, view.memory, view.dtype)
 
 
-def reduce(
-    wire: WireFormat,
-    chunks: Sequence[Memory],
-    target: View,
-    starts: Indices,
-    lengths: Indices,
-    op: str,
-    divisor: int,
-) -> None:
-    """Combine wire chunks in the order given; write the result, divided, to named segments."""
-    codec = wire.codec or (CARRIER.get(wire.dtype) if op in ("sum", "avg") else None)
+def reduce(wire: WireFormat, chunks: Sequence[Memory], target: Place, reduction: Reduction) -> None:
+    """Combine wire chunks in the order given and write the result, divided, to ``target``."""
+    view, divisor = target.view, reduction.divisor
+    codec = reduction.carrier(wire)
     if codec is not None:
-        kernels().decode_reduce(
-            codec, list(chunks), starts, lengths, target.memory, target.dtype, divisor
-        )
+        place = target.starts, target.lengths, view.memory, view.dtype
+        kernels().decode_reduce(codec, list(chunks), *place, divisor)
         return
-    total = _combine(wire.dtype, chunks, op)
+    total = _combine(wire.dtype, chunks, reduction.op)
     if divisor != 1:
         total = total / np.asarray(divisor, total.dtype)
-    if target.dtype in HALF or (wire.dtype in CARRIER and target.dtype != wire.dtype):
-        rounded = np.empty(total.size * ITEMSIZE[target.dtype], np.uint8)
-        _round(total, target.dtype, rounded)
-        unpack(WireFormat(target.dtype), rounded, target, starts, lengths)
-    else:
-        unpack(WireFormat(target.dtype), total.view(np.uint8), target, starts, lengths)
+    rounded = np.empty(total.size * ITEMSIZE[view.dtype], np.uint8)
+    _round(total, view.dtype, rounded)
+    unpack(WireFormat(view.dtype), rounded, target)
 
 
 def reduce_pack(
@@ -98,17 +106,22 @@ def reduce_pack(
     chunks: Sequence[Memory],
     into: WireFormat,
     lengths: Indices,
-    op: str,
+    reduction: Reduction,
     out: Memory,
 ) -> None:
     """Combine wire chunks in the order given; write the sum as a wire chunk of another format."""
-    source = wire.codec or (CARRIER.get(wire.dtype) if op in ("sum", "avg") else None)
+    source = reduction.carrier(wire)
     if source is not None:
         target = into.codec or CARRIER[into.dtype]
         kernels().decode_reduce_encode(source, list(chunks), target, lengths, out)
     else:
         assert into.codec is None
-        _round(_combine(wire.dtype, chunks, op), into.dtype, out)
+        _round(_combine(wire.dtype, chunks, reduction.op), into.dtype, out)
+
+
+def _runs(place: Place) -> Iterator[Memory]:
+    for start, length in zip(place.starts.tolist(), place.lengths.tolist(), strict=True):
+        yield place.view.elements(start, length)
 
 
 def _combine(dtype: str, chunks: Sequence[Memory], op: str) -> npt.NDArray[Any]:
