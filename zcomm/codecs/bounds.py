@@ -27,14 +27,14 @@ def error_bound(codec: Codec, x: Bytes, dtype: str, out_dtype: str) -> Bounds:
     ``out_dtype``: what the values are decoded to. Blocks that decode to NaN get NaN.
     """
     values = reference.to_float32(reference.typed(x, dtype), dtype)
-    exact = values.astype(np.float64)
     with np.errstate(all="ignore"):
+        exact = values.astype(np.float64)
         if codec.quantised:
             parts = [_quantised(rows, codec.bits) for rows in reference.blocks(codec, values)]
             bound = np.concatenate([np.empty(0), *parts])
         else:
             bound = _rounding(CAST_DTYPE[codec.format], exact)
-        if out_dtype != CAST_DTYPE.get(codec.format, "float32"):
+        if out_dtype not in ("float32", CAST_DTYPE.get(codec.format)):
             bound = bound + _output(codec, values, out_dtype)
     return bound
 
@@ -62,7 +62,8 @@ def _output(codec: Codec, values: npt.NDArray[np.float32], out_dtype: str) -> Bo
     if out_dtype != "float16":
         return _rounding(out_dtype, decoded.astype(np.float64))
     within = np.clip(decoded.astype(np.float64), -FLOAT16_MAX, FLOAT16_MAX)
-    return _rounding(out_dtype, within) + np.maximum(np.abs(values) - FLOAT16_MAX, 0.0)
+    beyond = np.abs(values.astype(np.float64)) - FLOAT16_MAX
+    return _rounding(out_dtype, within) + np.maximum(beyond, 0.0)
 
 
 def _rounding(dtype: str, exact: Bounds) -> Bounds:

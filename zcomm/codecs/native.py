@@ -1,8 +1,8 @@
 """The kernels in C++: the functions of ``reference``, with the same bits, at the speed of memory.
 
 The compiled module checks every size before it touches memory and answers with a status; what is
-wrong is then worked out here, by the checks that ``reference`` uses. Do not assume that the floating
-point settings of the calling thread matter: they are set aside for the time of a call.
+wrong is then worked out here, by the checks that ``reference`` uses. Do not assume that the
+floating point settings of the calling thread matter: they are set aside for the time of a call.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def select(name: str) -> None:
         raise CodecError(
             f"ZCOMM_CPU={name}: this machine has {', '.join(_native.instruction_sets())}"
         )
+
+
+def instruction_sets() -> list[str]:
+    """Return the instruction sets that this build and this CPU have, widest first."""
+    return _native.instruction_sets()
 
 
 def instruction_set() -> str:

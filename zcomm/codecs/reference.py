@@ -71,7 +71,7 @@ def decode(
     memory = typed(out, dtype)
     for i, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         values = _read(codec, wire, message, i, length)
-        memory[start : start + length] = _from_float32(values, dtype, saturate=True)
+        memory[start : start + length] = from_float32(values, dtype, saturate=True)
 
 
 def decode_reduce(
@@ -99,7 +99,7 @@ def decode_reduce(
         if divisor > 1:
             with np.errstate(all="ignore"):
                 total = total / np.float32(divisor)
-        memory[start : start + length] = _from_float32(total, dtype, saturate=False)
+        memory[start : start + length] = from_float32(total, dtype, saturate=False)
 
 
 def decode_reduce_encode(
@@ -157,7 +157,7 @@ def _write(codec: Codec, segments: Iterator[Floats], message: Message, out: Byte
             _encode_segment(codec, values, codes, scales)
         else:
             dtype = CAST_DTYPE[codec.format]
-            typed(codes, dtype)[:] = _from_float32(values, dtype, saturate=False)
+            typed(codes, dtype)[:] = from_float32(values, dtype, saturate=False)
 
 
 def _encode_segment(codec: Codec, values: Floats, codes: Bytes, scales: Bytes) -> None:
@@ -246,8 +246,8 @@ def to_float32(values: npt.NDArray[Any], dtype: str) -> Floats:
         return values.astype(np.float32)
 
 
-def _from_float32(values: Floats, dtype: str, *, saturate: bool) -> npt.NDArray[Any]:
-    """Round to ``dtype``, half to even; NaN in its one form.
+def from_float32(values: Floats, dtype: str, *, saturate: bool) -> npt.NDArray[Any]:
+    """Return values rounded to ``dtype`` (bfloat16: its bits), half to even; NaN in its one form.
 
     ``saturate``: a finite value that float16 would make infinite becomes its largest one.
     """

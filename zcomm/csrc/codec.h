@@ -98,9 +98,10 @@ template <bool SATURATE> ZC_FN fp16 to_fp16(float value) {
 ZC_FN u32 key(float value) { return (bits(value) << 1) | (bits(value) >> 31); }
 
 struct Scale {
-    u16 stored;     // bfloat16
+    u32 extreme;    // the largest key of the block
     float inverse;  // of the stored scale
-    bool live;      // if not, every code of the block is 0
+    u16 stored;     // bfloat16
+    u8 live;        // all ones, or 0: every code of the block is 0
 };
 
 // The scale of a block whose largest key is given: bfloat16, its magnitude rounded up unless
@@ -109,15 +110,17 @@ template <int BITS> ZC_FN Scale scale_of(u32 largest_key) {
     u32 extreme = (largest_key >> 1) | (largest_key << 31), magnitude = extreme & ~SIGN;
     if (magnitude >= INFINITY_F32) {
         bool nan = magnitude > INFINITY_F32;
-        return {u16(nan ? u32(NAN_BF16) : ((~extreme & SIGN) | INFINITY_F32) >> 16), 0.0f, false};
+        u32 infinity = ((~extreme & SIGN) | INFINITY_F32) >> 16;
+        return {largest_key, 0.0f, u16(nan ? u32(NAN_BF16) : infinity), 0};
     }
     u32 scale = bits(flt(extreme) * (-1.0f / float(1 << (BITS - 1))));
     u32 rounded = (magnitude > LARGEST_ROUNDED_UP ? scale : scale + 0xFFFFu) & 0xFFFF0000u;
-    if ((rounded & ~SIGN) < FLUSHED_BELOW) return {0, 0.0f, false};
-    return {u16(rounded >> 16), 1.0f / flt(rounded), true};
+    if ((rounded & ~SIGN) < FLUSHED_BELOW) return {largest_key, 0.0f, 0, 0};
+    return {largest_key, 1.0f / flt(rounded), u16(rounded >> 16), 0xFF};
 }
 
-// The code of an element of a live block, in the low BITS of the result; higher bits are not zero.
+// The code of an element, in the low BITS of the result; higher bits are not zero. In a block that is
+// not live the result means nothing.
 template <int BITS> ZC_FN u32 quantise(float value, float inverse) {
     const float low = -float(1 << (BITS - 1)), high = float((1 << (BITS - 1)) - 1);
     float scaled = value * inverse;

@@ -156,14 +156,26 @@ void convert(const Table& table, Dtype from, const u8* in, i64 numel, Dtype to, 
     narrow(buffer.values, numel, 1.0f, out);
 }
 
-// Writes the codes of a tile of float32 values.
-void write(const Table& table, Codec codec, const u8* values, i64 numel, u8* wire, Place place) {
-    u8* codes = wire + place.codes;
-    if (quantised(codec.format))
-        table.encode[codec.format](values, numel, codec.block, codes, wire + place.scales);
-    else
-        table.narrow[cast_dtype(codec.format)](values, numel, 1.0f, codes);
-}
+// Writes the tiles of a message.
+class Writer {
+  public:
+    Writer(const Table& table, Codec codec, Output wire)
+        : table_(table), codec_(codec), wire_(wire) {}
+
+    void operator()(Dtype dtype, const u8* values, i64 numel, Place place) const {
+        u8* codes = wire_.data + place.codes;
+        if (quantised(codec_.format))
+            table_.encode[dtype][codec_.format - INT8](values, numel, codec_.block, codes,
+                                                       wire_.data + place.scales);
+        else
+            convert(table_, dtype, values, numel, cast_dtype(codec_.format), codes, false);
+    }
+
+  private:
+    const Table& table_;
+    Codec codec_;
+    Output wire_;
+};
 
 }  // namespace
 
@@ -174,19 +186,10 @@ Status encode(const Table& table, Codec codec, Input x, Dtype dtype, Segments se
     if (wire.nbytes != parts.nbytes) return DOES_NOT_FIT;
     DefaultArithmetic arithmetic;
     clear_padding(wire, parts);
+    Writer write(table, codec, wire);
     Place place{0, parts.scales};
-    Buffer buffer;
     for_each_tile(segments, [&](Tile tile) {
-        const u8* values = x.data + tile.start * itemsize(dtype);
-        if (!quantised(codec.format)) {
-            convert(table, dtype, values, tile.numel, cast_dtype(codec.format),
-                    wire.data + place.codes, false);
-        } else if (dtype == FLOAT32) {
-            write(table, codec, values, tile.numel, wire.data, place);
-        } else {
-            table.widen[dtype](values, tile.numel, buffer.values);
-            write(table, codec, buffer.values, tile.numel, wire.data, place);
-        }
+        write(dtype, x.data + tile.start * itemsize(dtype), tile.numel, place);
         place = advanced(place, codec, tile.numel);
     });
     return DONE;
@@ -247,11 +250,12 @@ Status decode_reduce_encode(const Table& table, Codec in, const std::vector<Inpu
     DefaultArithmetic arithmetic;
     clear_padding(wire, parts_out);
     Summer sum(table, in, wires);
+    Writer write(table, out, wire);
     Place from{0, parts_in.scales}, to{0, parts_out.scales};
     Buffer buffer;
     for_each_tile(lengths, [&](Tile tile) {
         sum(from, tile.numel, buffer.values);
-        write(table, out, buffer.values, tile.numel, wire.data, to);
+        write(FLOAT32, buffer.values, tile.numel, to);
         from = advanced(from, in, tile.numel);
         to = advanced(to, out, tile.numel);
     });

@@ -19,7 +19,7 @@ const int MOST_WIRES = 4;  // that one pass over a tile sums
 typedef void (*Widen)(const u8* in, i64 n, u8* out);
 // Writes n float32 values divided by divisor, NaN in its one form.
 typedef void (*Narrow)(const u8* in, i64 n, float divisor, u8* out);
-// Writes codes and scales of n float32 values.
+// Writes codes and scales of n values.
 typedef void (*Encode)(const u8* in, i64 n, i64 block, u8* codes, u8* scales);
 // Writes, or adds to, n float32 values: the sum of 1, 2 or 4 wires in ascending order.
 typedef void (*Sum)(const u8* const* codes, const u8* const* scales, i64 n, i64 block, u8* out);
@@ -29,7 +29,7 @@ struct Table {
     Widen widen[DTYPES];       // to float32, as it is
     Narrow narrow[DTYPES];     // a value beyond float16 becomes infinite
     Narrow saturate;           // to float16; a finite value beyond it becomes the largest one
-    Encode encode[FORMATS];    // of the quantised formats
+    Encode encode[DTYPES][2];  // to int8, int4
     Sum sum[FORMATS][2][3];    // [][adds to what is there][1, 2, 4 wires]
 };
 
