@@ -1,6 +1,7 @@
 """The native kernels against the NumPy kernels: the same bytes on any input.
 
-Every instruction set that the CPU has is tried. The NumPy kernels are held to the definition in test_oracle.py.
+Every instruction set that the CPU has is tried; test_oracle.py holds the NumPy kernels to the
+definition.
 """
 
 import numpy as np
