@@ -75,24 +75,26 @@ def files(path: Path) -> list[Path]:
     Raises:
         OSError: there is neither.
     """
-    if not path.is_dir():
-        return [path]
-    return sorted(_walk(path), key=lambda file: file.relative_to(path).as_posix())
+    return _in_order(path, frozenset()) if path.is_dir() else [path]
 
 
 def standard_library() -> list[Path]:
     """Return the source files of the running Python's standard library, in a fixed order."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = (file for file in files(root) if file.suffix == ".py")
-    return [file for file in found if not _NOT_SOURCE & set(file.relative_to(root).parts)]
+    return [file for file in _in_order(root, _NOT_SOURCE) if file.suffix == ".py"]
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _in_order(folder: Path, excluded: frozenset[str]) -> list[Path]:
+    found = _walk(folder, excluded)
+    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
+
+
+def _walk(folder: Path, excluded: frozenset[str]) -> Iterator[Path]:
     for entry in folder.iterdir():
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or entry.name in excluded:
             continue
         if entry.is_dir():
-            yield from _walk(entry)
+            yield from _walk(entry, excluded)
         elif entry.is_file():
             yield entry
 

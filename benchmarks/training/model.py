@@ -1,7 +1,7 @@
 """A GPT of about three million parameters over bytes: pre-norm blocks, causal attention, tied head.
 
-Parameters may be bfloat16; arithmetic is float32 whatever they are, because most CPUs multiply
-bfloat16 a hundred times slower. Weights are widened where they are used, in forward and again in
+Parameters may be bfloat16; arithmetic is at least float32, because most CPUs multiply bfloat16
+many times slower. Weights are widened where they are used, in forward and again in
 backward: a widened copy that lived from one to the other would be a whole model that no sharding
 could free.
 """
@@ -52,9 +52,9 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 class Linear(nn.Module):
     """A linear layer without bias, whose weight has standard deviation ``std``."""
 
-    def __init__(self, num_in: int, num_out: int, std: float) -> None:
+    def __init__(self, num_in: int, num_out: int, std: float, random: torch.Generator) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(num_out, num_in) * std)
+        self.weight = nn.Parameter(torch.randn(num_out, num_in, generator=random) * std)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight)
@@ -77,18 +77,18 @@ class Norm(nn.Module):
 class Block(nn.Module):
     """Attention and a two-layer perceptron, each normalised before and added to its input."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, random: torch.Generator) -> None:
         super().__init__()
         width, std = shape.width, 0.02
         # Residual branches add up: each is made smaller by the root of their number.
         std_branch = std / (2 * shape.depth) ** 0.5
         self.heads = shape.heads
         self.norm_attention = Norm(width)
-        self.query_key_value = Linear(width, 3 * width, std)
-        self.attention_out = Linear(width, width, std_branch)
+        self.query_key_value = Linear(width, 3 * width, std, random)
+        self.attention_out = Linear(width, width, std_branch, random)
         self.norm_perceptron = Norm(width)
-        self.perceptron_in = Linear(width, 4 * width, std)
-        self.perceptron_out = Linear(4 * width, width, std_branch)
+        self.perceptron_in = Linear(width, 4 * width, std, random)
+        self.perceptron_out = Linear(4 * width, width, std_branch, random)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self._attend(self.norm_attention(x))
@@ -107,18 +107,19 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model; called with tokens and those that follow, it returns the mean loss in nats."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, seed: int = 0) -> None:
         super().__init__()
-        self.token = nn.Parameter(torch.randn(VOCABULARY, shape.width) * 0.02)
-        self.position = nn.Parameter(torch.randn(shape.context, shape.width) * 0.02)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
+        random = torch.Generator().manual_seed(seed)
+        embeddings = torch.randn(VOCABULARY + shape.context, shape.width, generator=random) * 0.02
+        self.token = nn.Parameter(embeddings[:VOCABULARY].clone())
+        self.position = nn.Parameter(embeddings[VOCABULARY:].clone())
+        self.blocks = nn.ModuleList(Block(shape, random) for _ in range(shape.depth))
         self.norm = Norm(shape.width)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        x = (
-            functional.embedding(inputs, self.token.float())
-            + self.position.float()[: inputs.shape[1]]
-        )
+        wide = torch.promote_types(self.token.dtype, torch.float32)
+        positions = self.position.to(wide)[: inputs.shape[1]]
+        x = functional.embedding(inputs, self.token.to(wide)) + positions
         for block in self.blocks:
             x = block(x)
         logits = linear(self.norm(x), self.token)

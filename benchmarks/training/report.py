@@ -132,12 +132,10 @@ def draw(path: Path, results: Mapping[str, Trained], title: str) -> None:
     for name, trained in results.items():
         color, line, width = styles[name]
         steps = range(1, len(trained.losses) + 1)
-        marker = "o" if len(steps) == 1 else ""
         look = {
             "color": color,
             "linestyle": line,
             "linewidth": width,
-            "marker": marker,
             "label": name,
         }
         above.plot(steps, trained.losses, **look)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -64,8 +63,9 @@ def parse(arguments: list[str]) -> Options:
         "--output", type=Path, default=Path("build/demo"), help="folder (build/demo)"
     )
     given = parser.parse_args(arguments)
-    if given.steps < 1:
-        raise UsageError(f"--steps {given.steps}: at least 1")
+    if given.steps < 2:
+        # Adam's moments, which model states are mostly made of, exist after the first step.
+        raise UsageError(f"--steps {given.steps}: at least 2")
     if given.seed < 0:
         raise UsageError(f"--seed {given.seed}: at least 0")
     topology = given.topology or _default_topology()
@@ -95,8 +95,15 @@ def run(options: Options, comm: Communicator) -> int:
     results = {}
     for scheme in SCHEMES:
         with _progress(console, scheme.name, options.steps) as on_step:
-            how: dict[str, Any] = {"steps": options.steps, "seed": options.seed}
-            results[scheme.name] = train(comm, text, scheme, **how, on_step=on_step)
+            results[scheme.name] = train(
+                comm,
+                text,
+                scheme,
+                shape=Shape(),
+                steps=options.steps,
+                seed=options.seed,
+                on_step=on_step,
+            )
     code = 0
     if comm.rank == 0:
         code = _report(options, comm, console, numel, collectives, results)

@@ -61,13 +61,15 @@ def zeropp(numel: int, shape: Sequence[int]) -> Expected:
     """ZeRO++: between nodes 8-bit weights once and 4-bit gradients; no weights backward.
 
     Inside a node, forward and backward, the 16-bit values of the secondary partition: it holds what
-    was decoded, and sends what it holds.
+    was decoded, and sends what it holds. On a single node a secondary would repeat the primary one,
+    so there is none, and both gathers are of 8 bits.
     """
-    inner = len(shape) - 1 if len(shape) > 1 else 1
-    weights = [2 * ITEMSIZE] * inner + [INT8_NBYTES] * (len(shape) - inner)
-    each = [INT4_NBYTES + nbytes for nbytes in weights]
     states = numel * (2 * ITEMSIZE + ADAM_NBYTES) / _product(shape)
-    return Expected(_sent(numel, shape, each), states, numel * ITEMSIZE / _product(shape[:inner]))
+    if len(shape) == 1 or shape[-1] == 1:
+        each = [INT4_NBYTES + 2 * INT8_NBYTES] * len(shape)
+        return Expected(_sent(numel, shape, each), states)
+    each = [INT4_NBYTES + 2 * ITEMSIZE] * (len(shape) - 1) + [INT4_NBYTES + INT8_NBYTES]
+    return Expected(_sent(numel, shape, each), states, numel * ITEMSIZE / _product(shape[:-1]))
 
 
 def volumes_between_nodes(scheme: str) -> float:

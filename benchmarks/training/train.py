@@ -52,30 +52,27 @@ def sequences_per_rank(num_ranks: int) -> int:
 
 
 def train(
-    comm: Communicator, text: Text, scheme: Scheme, *, steps: int, seed: int, on_step: OnStep
+    comm: Communicator,
+    text: Text,
+    scheme: Scheme,
+    *,
+    shape: Shape,
+    steps: int,
+    seed: int,
+    on_step: OnStep,
 ) -> Trained:
     """Train ``steps`` steps from ``seed``. Collective; ``on_step`` is called on every rank."""
-    torch.manual_seed(seed)
-    shape = Shape()
-    model = GPT(shape).to(torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
-    warmup = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / NUM_WARMUP_STEPS)
-    )
-    zero.shard(model, optimizer, scheme.config, comm=comm)
+    model, optimizer, warmup = _prepare(comm, scheme, shape, seed)
     num_sequences = comm.size * sequences_per_rank(comm.size)
+    size = {"num_sequences": num_sequences, "num_tokens": shape.context}
     comm.traffic.reset()
     losses, seconds = [], []
     for step in range(steps):
-        whole = batch(
-            text, seed=seed, step=step, num_sequences=num_sequences, num_tokens=shape.context
-        )
-        own = whole.part(comm.rank, comm.size)
+        own = batch(text, seed=seed, step=step, **size).part(comm.rank, comm.size)
         start = time.perf_counter()
         loss = model(own.inputs, own.targets)
         loss.backward()
-        if step == steps - 1:
-            states = zero.model_state_nbytes(model, optimizer)
+        states = zero.model_state_nbytes(model, optimizer)
         zero.clip_grad_norm_(optimizer, CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
@@ -87,13 +84,27 @@ def train(
     most = comm.all_gather_values(np.array([states.total, states.secondary])).max(axis=0)
     return Trained(
         tuple(losses),
-        # The first steps allocate, and a pause of the machine is nobody's speed.
+        # The median: the first steps allocate, and a pause of the machine is nobody's speed.
         num_sequences * shape.context / statistics.median(seconds),
         levels,
         control,
         int(most[0]),
         int(most[1]),
     )
+
+
+def _prepare(
+    comm: Communicator, scheme: Scheme, shape: Shape, seed: int
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    model = GPT(shape, seed).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True
+    )
+    warmup = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / NUM_WARMUP_STEPS)
+    )
+    zero.shard(model, optimizer, scheme.config, comm=comm)
+    return model, optimizer, warmup
 
 
 def _mean(comm: Communicator, value: float) -> float:
