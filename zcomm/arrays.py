@@ -102,7 +102,11 @@ def view(x: Any) -> View:
         )
     if is_torch(x):
         torch = sys.modules["torch"]
-        return View(x.detach().reshape(-1).view(torch.uint8).numpy(), name)
+        # A contiguous tensor may still have odd strides, where an extent is 0 or 1.
+        flat = torch.as_strided(x.detach(), (x.numel(),), (1,))
+        return View(flat.view(torch.uint8).numpy(), name)
+    if x.size == 0:
+        return View(np.empty(0, np.uint8), name)
     return View(x.reshape(-1).view(np.uint8), name)
 
 

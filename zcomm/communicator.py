@@ -28,7 +28,7 @@ from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import Guard
-from zcomm.plan import CodecSpec, Layout
+from zcomm.plan import CodecSpec, Layout, outermost
 from zcomm.planner import Planner
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
@@ -193,7 +193,13 @@ class Communicator:
             "reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype, "all_reduce"
         )
         gather = self._planner.plan(
-            "all_gather", layouts, (codecs[-1],) * len(codecs), algorithm, "sum", None, "all_reduce"
+            "all_gather",
+            layouts,
+            (codecs[outermost(self.topology)],) * len(codecs),
+            algorithm,
+            "sum",
+            None,
+            "all_reduce",
         )
         self._planner.announce(scatter)
         small = not any(codecs) and sum(item.full.memory.size for item in items) <= SMALL_NBYTES

@@ -310,9 +310,10 @@ def make(
     else:
         levels = [None] if topology.size > 1 else []
     if operation == "all_gather":
-        hops = _gather_hops(tuple(layouts), levels[::-1], codecs)
+        hops = _gather_hops(tuple(layouts), levels[::-1], codecs, outermost(topology))
     else:
-        hops = _reduce_hops(tuple(layouts), levels, codecs, op, reduce_dtype)
+        _check_reduction(op, codecs)
+        hops = _reduce_hops(tuple(layouts), levels, codecs, outermost(topology), reduce_dtype)
     partials = tuple(WireFormat(hop_dtype(layout.dtype, reduce_dtype)) for layout in layouts)
     return Plan(
         operation,
@@ -341,8 +342,20 @@ def choose(algorithm: str, topology: Topology) -> str:
     return algorithm
 
 
+def outermost(topology: Topology) -> int:
+    """Return the outermost level at which there are peers: its codec is the one of a flat hop."""
+    num_groups = [topology.size, *(len(level.groups) for level in topology.levels)]
+    with_peers = [
+        level for level, (inner, outer) in enumerate(pairwise(num_groups)) if outer < inner
+    ]
+    return with_peers[-1] if with_peers else len(topology.levels) - 1
+
+
 def _gather_hops(
-    layouts: tuple[Layout, ...], levels: list[int | None], codecs: tuple[Codec | None, ...]
+    layouts: tuple[Layout, ...],
+    levels: list[int | None],
+    codecs: tuple[Codec | None, ...],
+    outermost: int,
 ) -> tuple[Hop, ...]:
     given = {codec for codec in codecs if codec is not None}
     if len(given) > 1:
@@ -353,7 +366,7 @@ def _gather_hops(
     hops = []
     decoded = False
     for level in levels:
-        codec = codecs[-1 if level is None else level]
+        codec = codecs[outermost if level is None else level]
         if decoded and codec is not None:
             raise ValueError(
                 f"all_gather goes from the outermost level inwards: level {level} cannot have "
@@ -368,20 +381,23 @@ def _reduce_hops(
     layouts: tuple[Layout, ...],
     levels: list[int | None],
     codecs: tuple[Codec | None, ...],
-    op: str,
+    outermost: int,
     reduce_dtype: str | None,
 ) -> tuple[Hop, ...]:
-    if op not in ("sum", "avg") and any(codecs):
-        raise ValueError(f"codec {_names(codecs)} applies to sum and avg, not to {op}")
     hops = []
     for position, level in enumerate(levels):
-        codec = codecs[-1 if level is None else level]
+        codec = codecs[outermost if level is None else level]
         names = [
             layout.dtype if position == 0 else hop_dtype(layout.dtype, reduce_dtype)
             for layout in layouts
         ]
         hops.append(Hop(level, tuple(_format(name, codec) for name in names)))
     return tuple(hops)
+
+
+def _check_reduction(op: str, codecs: tuple[Codec | None, ...]) -> None:
+    if op not in ("sum", "avg") and any(codecs):
+        raise ValueError(f"codec {_names(codecs)} applies to sum and avg, not to {op}")
 
 
 def hop_dtype(dtype: str, reduce_dtype: str | None = None) -> str:
