@@ -56,7 +56,7 @@ class Publisher:
 
     def publish_first(self, unit: Unit) -> None:
         """In stages 1 and 2 with a codec: give all parameters, frozen ones too, decoded values."""
-        if self._stage not in (1, 2) or self.is_exact(unit):
+        if self._stage not in (1, 2) or self.is_exact(unit) or not unit.buffers:
             return
         shards, fulls, layouts = [], [], []
         for buffer in unit.buffers:

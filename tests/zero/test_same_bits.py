@@ -43,8 +43,16 @@ def test_stages(topology, dtype, stage):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("topology", "secondary"),
-    [("2x2", "node"), ("2x2", 1), ("2x2", 4), ("1x4", 2), ("1x4", "node"), ("4x1", "node")]
-    + [("2x2x2", "node"), ("2x2x2", 2)],
+    [
+        ("2x2", "node"),
+        ("2x2", 1),
+        ("2x2", 4),
+        ("1x4", 2),
+        ("1x4", "node"),
+        ("4x1", "node"),
+        ("2x2x2", "node"),
+        ("2x2x2", 2),
+    ],
 )
 def test_secondary(topology, dtype, secondary):
     check(topology, dtype, zero.Config(secondary=secondary))
