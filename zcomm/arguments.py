@@ -23,7 +23,7 @@ from zcomm.arrays import (
     is_torch,
     view,
 )
-from zcomm.plan import Layout
+from zcomm.layout import Layout
 
 INTEGER_OPS = ("and", "or", "xor")
 OPS = ("sum", "avg", "min", "max", "product", *INTEGER_OPS)

@@ -28,7 +28,8 @@ from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import Guard
-from zcomm.plan import CodecSpec, Layout, outermost
+from zcomm.layout import Layout
+from zcomm.plan import CodecSpec, outermost
 from zcomm.planner import Planner
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport

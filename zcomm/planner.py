@@ -15,7 +15,8 @@ from topology import Topology
 from zcomm.arguments import Item
 from zcomm.arrays import FLOATING
 from zcomm.codecs import Codec
-from zcomm.plan import CodecSpec, Layout, Plan, make, parse_codecs
+from zcomm.layout import Layout
+from zcomm.plan import CodecSpec, Plan, make, parse_codecs
 
 logger = logging.getLogger("zcomm")
 

@@ -23,7 +23,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import nn
 
-from zcomm.plan import Layout, Segment
+from zcomm.layout import Layout, Segment
 
 ALIGNMENT_NBYTES = 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

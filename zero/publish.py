@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from zcomm import Communicator
-from zcomm.plan import Layout
+from zcomm.layout import Layout
 from zero.config import Config
 from zero.edits import note_versions
 from zero.layout import dtype_name

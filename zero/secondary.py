@@ -26,7 +26,7 @@ from topology import Topology
 from zcomm import Codec, Communicator
 from zcomm.arrays import view
 from zcomm.codecs import kernels
-from zcomm.plan import Layout, Segment
+from zcomm.layout import Layout, Segment
 from zero.layout import dtype_name
 from zero.unit import Buffer, Unit
 

@@ -11,7 +11,8 @@ from topology import Topology
 from zcomm.arrays import Memory, View
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.wire import Place, Reduction, pack, reduce, reduce_pack
-from zcomm.plan import Hop, Indices, Plan, WireFormat
+from zcomm.layout import Indices
+from zcomm.plan import Hop, Plan, WireFormat
 
 Chunks = dict[int, list[Memory]]
 """For every shard on its way: its wire chunks from the peers of the last hop, ascending."""

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from zcomm.arrays import HALF, ITEMSIZE, Memory, View
 from zcomm.codecs import Codec, kernels
-from zcomm.plan import Indices, WireFormat
+from zcomm.layout import Indices
+from zcomm.plan import WireFormat
 
 CARRIER = {
     "float32": Codec.parse("none"),
