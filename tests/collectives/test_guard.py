@@ -1,0 +1,238 @@
+"""The guard: ranks that do different things, or do not come, end in one clear error everywhere."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import zcomm
+from tests.collectives import checks
+from tests.collectives.worlds import Never, on
+from zcomm import CollectiveMismatch, CollectiveTimeout
+
+X = np.zeros(8, np.float32)
+
+
+def ordinary(comm):
+    comm.all_reduce(X.copy())
+
+
+DIFFERENT = {
+    "operation": (ordinary, lambda c: c.barrier(), ["all_reduce", "barrier"]),
+    "numel": (ordinary, lambda c: c.all_reduce(np.zeros(9, np.float32)), ["8", "9"]),
+    "dtype": (ordinary, lambda c: c.all_reduce(np.zeros(8)), ["float32", "float64"]),
+    "op": (ordinary, lambda c: c.all_reduce(X.copy(), op="max"), ["sum", "max"]),
+    "codec": (ordinary, lambda c: c.all_reduce(X.copy(), codec="int8"), ["int8"]),
+    "block": (
+        lambda c: c.all_gather(X, codec="int8"),
+        lambda c: c.all_gather(X, codec="int8:block=64"),
+        ["int8", "int8:block=64"],
+    ),
+    "codec of one level": (
+        lambda c: c.reduce_scatter(X, codec=("int8", "int4")),
+        lambda c: c.reduce_scatter(X, codec=("int4", "int8")),
+        ["int8", "int4"],
+    ),
+    "root": (
+        lambda c: c.broadcast(X.copy(), 0),
+        lambda c: c.broadcast(X.copy(), 1),
+        ["root=0", "root=1"],
+    ),
+    "algorithm": (
+        lambda c: c.reduce_scatter(X, algorithm="hierarchical"),
+        lambda c: c.reduce_scatter(X, algorithm="ordered"),
+        ["hierarchical", "ordered"],
+    ),
+    "shards of unequal length": (
+        lambda c: c.all_gather(X),
+        lambda c: c.all_gather(X[:7]),
+        ["all_gather", "32", "28"],
+    ),
+    "length of a list": (
+        lambda c: c.all_gather([X]),
+        lambda c: c.all_gather([X, X]),
+        ["all_gather"],
+    ),
+    "order in a list": (
+        lambda c: c.all_gather([X, np.zeros(4)]),
+        lambda c: c.all_gather([np.zeros(4), X]),
+        ["float32", "float64"],
+    ),
+    "control values": (
+        lambda c: c.all_gather_values(np.zeros(2)),
+        lambda c: c.all_gather_values(np.zeros(3)),
+        ["2", "3"],
+    ),
+    "all_to_all": (lambda c: c.all_to_all(X), lambda c: c.all_to_all(X[:4]), ["8", "4"]),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+@pytest.mark.parametrize("odd", [0, 2])
+def test_every_rank_learns_what_differs(case, odd):
+    usual, other, words = DIFFERENT[case]
+
+    def program(comm):
+        with pytest.raises(CollectiveMismatch) as caught:
+            (other if comm.rank == odd else usual)(comm)
+        return str(caught.value)
+
+    texts = on("2x2", program, min_numel=0)
+    for text in texts:
+        for word in words:
+            assert word in text, text
+        assert str(odd) in text
+    assert len(set(texts)) == 1, "ranks were told different things"
+
+
+def test_the_difference_is_said_for_async_operations_too():
+    def program(comm):
+        work = comm.all_reduce(np.zeros(8 + (comm.rank == 1)), async_op=True)
+        with pytest.raises(CollectiveMismatch, match=r"8.*9|9.*8"):
+            work.wait()
+        assert work.done()
+
+    on("2x2", program)
+
+
+def test_three_different_calls_are_all_named():
+    calls = [lambda c: c.barrier(), ordinary, lambda c: c.all_gather(X)]
+
+    def program(comm):
+        with pytest.raises(CollectiveMismatch, match="barrier") as caught:
+            calls[comm.rank](comm)
+        for word in ("barrier", "all_reduce", "all_gather"):
+            assert word in str(caught.value)
+
+    zcomm.run_local(program, 3)
+
+
+def test_a_rank_that_leaves_while_others_call():
+    def program(comm):
+        if comm.rank == 3:
+            return
+        with pytest.raises(CollectiveMismatch, match="all_reduce"):
+            ordinary(comm)
+
+    with pytest.raises(CollectiveMismatch, match=r"\b3\b"):  # the rank that left is told as well
+        on("2x2", program)
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_an_absent_rank_is_named(absent, monkeypatch):
+    monkeypatch.setenv("ZCOMM_TIMEOUT", "1")
+    never = Never()
+    waiting = threading.Barrier(3, action=never.over)
+
+    def program(comm):
+        if comm.rank == absent:
+            never.wait()
+            return
+        try:
+            ordinary(comm)
+        except CollectiveTimeout as error:
+            waiting.wait(30)
+            raise error from None
+        return
+
+    with pytest.raises(
+        CollectiveTimeout, match=rf"all_reduce.*\b{absent}\b|\b{absent}\b.*all_reduce"
+    ):
+        on("2x2", program)
+
+
+def test_without_checks_everything_still_works(monkeypatch):
+    monkeypatch.setenv("ZCOMM_CHECK", "0")
+
+    def program(comm):
+        checks.every_algorithm(comm, checks.all_gather, "torch", "bfloat16", (37,))
+        checks.every_algorithm(comm, checks.all_reduce, "numpy", "float32", "avg", (37,))
+        checks.all_to_all(comm, "numpy", "int32", (5,))
+        checks.broadcast(comm, "torch", "float32", (5,), 1)
+        comm.barrier()
+        assert all(operation != "guard" for operation, _ in comm.traffic.snapshot())
+
+    on("2x2", program)
+
+
+def test_without_checks_a_barrier_still_holds(monkeypatch):
+    monkeypatch.setenv("ZCOMM_CHECK", "0")
+    arrived = []
+
+    def program(comm):
+        arrived.append(comm.rank)
+        comm.barrier()
+        assert len(arrived) == comm.size
+
+    on("2x2", program)
+
+
+def test_an_exception_of_one_rank_ends_the_run_with_it():
+    class OwnError(Exception):
+        pass
+
+    def program(comm):
+        if comm.rank == 2:
+            raise OwnError("of rank 2")
+        comm.barrier()
+
+    with pytest.raises(OwnError, match="of rank 2"):
+        on("2x2", program)
+
+
+def test_an_exception_ends_ranks_that_wait_for_a_message():
+    def program(comm):
+        if comm.rank == 0:
+            raise KeyError("gone")
+        comm.recv(np.zeros(1), 0)
+
+    with pytest.raises(KeyError, match="gone"):
+        on("2", program)
+
+
+def test_a_failure_before_the_first_operation_leaves_no_thread():
+    before = threading.active_count()
+
+    def program(comm):
+        comm.all_reduce(np.zeros(3), async_op=True)
+        raise RuntimeError("all of them")
+
+    with pytest.raises(RuntimeError, match="all of them"):
+        on("2x2", program)
+    for thread in threading.enumerate():
+        if thread.name.startswith("rank-"):
+            thread.join(10)
+    assert threading.active_count() <= before + 4  # workers of the streams may end later
+
+
+FORKED = """
+import os, sys
+import numpy as np
+import zcomm
+
+def program(comm):
+    comm.barrier()
+    if comm.rank:
+        comm.barrier()
+        return
+    child = os.fork()
+    if child == 0:
+        try:
+            comm.barrier()
+        except zcomm.ZcommError as error:
+            print("child:", error, flush=True)
+            os._exit(7)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    comm.barrier()
+    print("status", os.waitstatus_to_exitcode(status), flush=True)
+
+zcomm.run_local(program, 2)
+"""
+
+
+def test_a_forked_child_may_not_use_the_communicator(launch):
+    ended = launch("-c", FORKED, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "status 7" in ended.stdout
+    assert "fork" in ended.stdout
