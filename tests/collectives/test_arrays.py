@@ -120,6 +120,8 @@ def test_numpy_memory_at_an_odd_byte():
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: torch.from_numpy(np.zeros(0, np.float32)),
+        lambda: torch.zeros(1).expand(0),
         lambda: torch.zeros(3, 4)[:, 4:],
         lambda: torch.zeros(0, 5).T,
         lambda: np.zeros((3, 4))[:, 4:],

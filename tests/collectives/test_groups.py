@@ -110,6 +110,21 @@ def test_bytes_of_groups_are_counted_at_the_levels_of_the_world(world):
     on(world, program)
 
 
+def test_a_codec_per_level_keeps_its_meaning_in_a_rail():
+    def program(comm):
+        rail, node = comm.rail(1), comm.level(0)
+        comm.traffic.reset()
+        x = np.zeros(2000, np.float32)
+        rail.reduce_scatter(x, codec=(None, "int4"))
+        chunk = oracle.chunk_nbytes(1000, "float32", "int4")
+        assert wire(comm, "reduce_scatter") == {1: chunk}
+        comm.traffic.reset()
+        node.reduce_scatter(x, codec=(None, "int4"))
+        assert wire(comm, "reduce_scatter") == {0: 4000}
+
+    on("2x2", program, min_numel=0)
+
+
 def test_hops_by_hand_are_the_hierarchical_algorithm():
     """Nodes first, then rails: what the definition says is what groups give."""
 

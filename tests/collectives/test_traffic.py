@@ -221,7 +221,7 @@ def test_a_codec_per_level_shows_in_the_bytes_of_that_level():
     on("2x2", program, min_numel=0)
 
 
-@pytest.mark.parametrize(("world", "level"), [("4x1", 1)])
+@pytest.mark.parametrize(("world", "level"), [("1x4", 0), ("4x1", 1)])
 def test_where_one_level_has_peers_its_own_codec_is_used(world, level):
     """A level whose groups have one rank is skipped, and its codec with it."""
 
