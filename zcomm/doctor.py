@@ -79,7 +79,6 @@ def examine() -> list[Finding]:
         Finding("Python", f"{platform.python_version()} at {sys.executable}"),
         _module("torch", "pip install zcomm"),
         _module("numpy", "pip install zcomm"),
-        _module("safetensors", "pip install zcomm"),
         _module("rich", "pip install zcomm"),
         _module("mpi4py", "pip install zcomm"),
         *_mpi(),

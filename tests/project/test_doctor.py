@@ -11,7 +11,7 @@ import zcomm
 from zcomm import cli
 
 DOCTOR = ("-m", "zcomm.cli", "doctor")
-REQUIRED = ("torch", "numpy", "safetensors", "rich", "mpi4py")
+REQUIRED = ("torch", "numpy", "rich", "mpi4py")
 # Stands in for a machine where packages are not installed, or cannot load their libraries. It is
 # quick where torch is one of them.
 HIDE = """
