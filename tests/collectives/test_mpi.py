@@ -9,6 +9,7 @@ from tests.collectives import checks, oracle
 from tests.collectives.dtypes import KINDS, as_array, drawn, stored_in
 from tests.collectives.worlds import wire
 from zcomm import CollectiveMismatch, plan
+from zcomm.layout import Layout, Segment
 
 EVERY_KIND = pytest.mark.parametrize(("kind", "dtype"), KINDS)
 SOME_KINDS = pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_bytes_are_those_of_the_plan(comm):
             comm.traffic.reset()
             comm.all_gather(np.zeros(1000, np.float32), codec=codec, algorithm=algorithm)
             codecs = plan.parse_codecs(codec, len(comm.topology.levels))
-            layout = plan.Layout.even("float32", 1000 * comm.size, comm.size)
+            layout = Layout.even("float32", 1000 * comm.size, comm.size)
             made = plan.make(
                 "all_gather", [layout], comm.topology, codecs=codecs, algorithm=algorithm
             )
@@ -193,8 +194,8 @@ def empty_shards(comm):
 
     from tests.collectives.dtypes import assert_bits
 
-    mine = [(plan.Segment(0, 5000),) if rank == comm.size - 1 else () for rank in range(comm.size)]
-    layout = plan.Layout("float32", tuple(mine))
+    mine = [(Segment(0, 5000),) if rank == comm.size - 1 else () for rank in range(comm.size)]
+    layout = Layout("float32", tuple(mine))
     value = drawn((5000,), "float32", 42, comm.size - 1)
     shard = as_array(value if comm.rank == comm.size - 1 else value[:0], "float32", "torch")
     full = torch.full((5000,), torch.nan)

@@ -7,6 +7,7 @@ from tests.collectives import oracle
 from tests.collectives.dtypes import ITEMSIZE, filled
 from tests.collectives.worlds import LAYERED, WORLDS, algorithms, on, used, wire
 from zcomm import plan
+from zcomm.layout import Layout
 
 DTYPES = ("float32", "bfloat16", "float16")
 CODECS = (None, "int8", "int4", "int4:block=64", "bf16", "fp16")
@@ -26,7 +27,7 @@ EVERY_CASE = pytest.mark.parametrize(("world", "dtype", "codec"), list(dict.from
 
 
 def planned(comm, operation, numel, dtype, codec, algorithm, cut="even"):
-    layout = getattr(plan.Layout, cut)(dtype, numel, comm.size)
+    layout = getattr(Layout, cut)(dtype, numel, comm.size)
     codecs = plan.parse_codecs(codec, len(comm.topology.levels))
     made = plan.make(operation, [layout], comm.topology, codecs=codecs, algorithm=algorithm)
     return {level: nbytes for level, nbytes in made.wire_nbytes(comm.rank).items() if nbytes}
