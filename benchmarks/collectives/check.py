@@ -149,7 +149,7 @@ def _expected(comm: Communicator, case: Case, make: Make) -> Term:
     match case.operation.name:
         case "all_gather":
             parts = [make(rank, *source_span(case, rank)) for rank in range(case.num_ranks)]
-            codec = _gather_codec(comm, case, codecs)
+            codec = oracle.outermost_codec(comm.topology, codecs)
             sent = [oracle.given(part, case.dtype, codec) for part in parts]
             return _joined([oracle.passed(term, case.dtype, codec) for term in sent])
         case "reduce_scatter":
@@ -160,27 +160,11 @@ def _expected(comm: Communicator, case: Case, make: Make) -> Term:
             layout = Layout.cut(case.dtype.name, case.numel, case.num_ranks)
             spans = [(run.start, run.start + run.numel) for (run,) in layout.shards]
             reduced = [_reduced(comm, case, codecs, make, *span) for span in spans]
-            codec = _gather_codec(comm, case, codecs)
+            codec = oracle.outermost_codec(comm.topology, codecs)
             return _joined([oracle.passed(term, case.dtype, codec) for term in reduced])
         case _:
             true = _true_result(comm, case, make)
             return Term(true.astype(case.dtype.carrier), np.zeros(true.shape))
-
-
-def _gather_codec(comm: Communicator, case: Case, codecs: Sequence[Codec | None]) -> Codec | None:
-    """Return the codec of a gather: the outermost hop's; in an all_reduce the last level's."""
-    if comm.size == 1:
-        return None
-    if (
-        case.operation.name == "all_reduce"
-        or choose(case.algorithm, comm.topology) != "hierarchical"
-    ):
-        return codecs[-1]
-    return next(
-        codec
-        for extent, codec in reversed([*zip(comm.topology.shape, codecs, strict=True)])
-        if extent > 1
-    )
 
 
 def _reduced(

@@ -53,12 +53,24 @@ def stages(topology: Topology, algorithm: str, codecs: Sequence[Codec | None]) -
 
     ``algorithm`` is one that the plan settled on, not "auto".
     """
-    if algorithm == "ordered" or (algorithm == "flat" and codecs[-1] is not None):
-        return (Stage(topology.levels[-1].groups, codecs[-1]),)
+    outermost = outermost_codec(topology, codecs)
+    if algorithm == "ordered" or (algorithm == "flat" and outermost is not None):
+        return (Stage(topology.levels[-1].groups, outermost),)
     used = codecs if algorithm == "hierarchical" else (None,) * len(codecs)
     return tuple(
         Stage(level.groups, codec) for level, codec in zip(topology.levels, used, strict=True)
     )
+
+
+def outermost_codec(topology: Topology, codecs: Sequence[Codec | None]) -> Codec | None:
+    """Return the codec of the outermost level that has peers: that of flat hops and of gathers."""
+    num_members = topology.size
+    found = None
+    for level, codec in zip(topology.levels, codecs, strict=True):
+        if len(level.groups) < num_members:
+            found = codec
+        num_members = len(level.groups)
+    return found
 
 
 def reduce(inputs: Mapping[int, Array], steps: Sequence[Stage], dtype: DataType, op: str) -> Term:
@@ -162,6 +174,7 @@ def _combined(terms: Sequence[Term], op: str) -> Term:
             total = _COMBINE[op](total, term.values)
             bound = bound + term.bound
             magnitude += np.abs(term.values.astype(np.float64))
+    # Of float32 also for float64 sums: those serve as the truth, so no bound can be finer than they.
     return Term(total, bound + (len(terms) - 1) * _UNIT_FLOAT32 * magnitude)
 
 
