@@ -70,10 +70,8 @@ class Message:
 
 
 def memory(nbytes, offset=0, fill=0):
-    """A 1-D uint8 array that starts ``offset`` bytes after a 64-byte boundary."""
-    whole = np.full(nbytes + 64 + offset % 64, fill, np.uint8)
-    start = -whole.ctypes.data % 64 + offset % 64
-    return whole[start : start + nbytes]
+    """A 1-D uint8 array ``offset`` bytes into an allocation that ends where it ends."""
+    return np.full(offset + nbytes, fill, np.uint8)[offset:]
 
 
 def drawn(rng, kind, numel, dtype, offset=0):

@@ -119,8 +119,8 @@ template <int BITS> ZC_FN Scale scale_of(u32 largest_key) {
     return {largest_key, 1.0f / flt(rounded), u16(rounded >> 16), 0xFF};
 }
 
-// The code of an element, in the low BITS of the result; higher bits are not zero. In a block that is
-// not live the result means nothing.
+// The code of an element, in the low BITS of the result; higher bits are not zero. In a block that
+// is not live the result means nothing.
 template <int BITS> ZC_FN u32 quantise(float value, float inverse) {
     const float low = -float(1 << (BITS - 1)), high = float((1 << (BITS - 1)) - 1);
     float scaled = value * inverse;

@@ -53,7 +53,7 @@ template <> constexpr bool IN_VECTORS<fp16> = false;
 #endif
 
 #if ZC_SIMD
-enum { ROW = 32, VECTORS = ROW / LANES };  // the smallest block, and the vectors that it fills
+enum { ROW = 32 };  // the smallest block fills whole vectors
 
 // The lanes from element i on, as float32; NaN in any form.
 template <class T> ZC_FN F lanes(const u8* in, i64 i) {
@@ -62,6 +62,12 @@ template <class T> ZC_FN F lanes(const u8* in, i64 i) {
 #if defined(__F16C__)
     else return load_fp16(in + 2 * i);
 #endif
+}
+
+// The float32 key of the value of T that has a given key.
+template <class T> ZC_FN u32 widened_key(u32 key_of_t) {
+    if constexpr (sizeof(T) == 4) return key_of_t;
+    else return key(to_float(T{u16(key_of_t >> 1 | key_of_t << 15)}));
 }
 
 template <class T, bool SATURATE> ZC_FN void store_rounded(u8* out, i64 i, F v) {
@@ -94,53 +100,60 @@ template <class T> void widen(const u8* __restrict in, i64 n, u8* __restrict out
     for (; i < n; ++i) store(out, i, to_float(canonical(load<T>(in, i))));
 }
 
-template <class T, bool SATURATE, bool DIVIDE>
+enum Division { BY_ONE, BY_POWER_OF_TWO, BY_ANY };
+
+// divisor: its reciprocal for a power of two, which gives the same bits and is faster.
+template <Division D, class V> ZC_FN V divided(V v, V divisor) {
+    return D == BY_ONE ? v : D == BY_POWER_OF_TWO ? v * divisor : v / divisor;
+}
+
+template <class T, bool SATURATE, Division D>
 ZC_FN void narrow_loop(const u8* __restrict in, i64 n, float divisor, u8* __restrict out) {
     i64 i = 0;
 #if ZC_SIMD
     if constexpr (IN_VECTORS<T>)
-        for (F by = splat(divisor); i + LANES <= n; i += LANES) {
-            F v = lanes<float>(in, i);
-            store_rounded<T, SATURATE>(out, i, DIVIDE ? v / by : v);
-        }
+        for (F by = splat(divisor); i + LANES <= n; i += LANES)
+            store_rounded<T, SATURATE>(out, i, divided<D>(lanes<float>(in, i), by));
 #endif
-    for (; i < n; ++i) {
-        float v = load<float>(in, i);
-        store(out, i, from_float<T, SATURATE>(DIVIDE ? v / divisor : v));
-    }
+    for (; i < n; ++i)
+        store(out, i, from_float<T, SATURATE>(divided<D>(load<float>(in, i), divisor)));
 }
 
 template <class T, bool SATURATE>
 void narrow(const u8* __restrict in, i64 n, float divisor, u8* __restrict out) {
-    if (divisor == 1.0f) narrow_loop<T, SATURATE, false>(in, n, divisor, out);
-    else narrow_loop<T, SATURATE, true>(in, n, divisor, out);
+    bool power_of_two = (bits(divisor) & 0x7FFFFFu) == 0;
+    if (divisor == 1.0f) narrow_loop<T, SATURATE, BY_ONE>(in, n, divisor, out);
+    else if (power_of_two) narrow_loop<T, SATURATE, BY_POWER_OF_TWO>(in, n, 1.0f / divisor, out);
+    else narrow_loop<T, SATURATE, BY_ANY>(in, n, divisor, out);
 }
 
-// Compared as unsigned numbers, patterns of negative values are the largest, as signed numbers those
-// of positive ones; among either, the larger magnitude wins. So two plain maxima find both extremes.
+// The largest key of n values, as the float32 key of its element.
+//
+// Compared as unsigned numbers, patterns of negative values are the largest, as signed numbers
+// those of positive ones; among either the larger magnitude wins. So two plain maxima find both extremes.
+// Patterns of 16-bit values are in the order of their float32 keys: only the winner is converted.
 template <class T> ZC_FN u32 largest_key(const u8* in, i64 n) {
     u32 largest = 0;
     i64 i = 0;
 #if ZC_SIMD
-    if constexpr (IN_VECTORS<T>)
-        if (n >= ROW) {
-            I negative[VECTORS], positive[VECTORS];
-            for (int k = 0; k < VECTORS; ++k)
-                negative[k] = positive[k] = bits(lanes<T>(in, k * LANES));
-            for (i = ROW; i + ROW <= n; i += ROW)
-                for (int k = 0; k < VECTORS; ++k) {
-                    I pattern = bits(lanes<T>(in, i + k * LANES));
-                    negative[k] = max_unsigned(negative[k], pattern);
-                    positive[k] = max_signed(positive[k], pattern);
-                }
-            for (int k = 1; k < VECTORS; ++k) {
-                negative[0] = max_unsigned(negative[0], negative[k]);
-                positive[0] = max_signed(positive[0], positive[k]);
+    const int step = sizeof(I) / sizeof(T), vectors = ROW / step;
+    if (n >= ROW) {
+        I negative[vectors], positive[vectors];
+        for (int k = 0; k < vectors; ++k)
+            negative[k] = positive[k] = load_patterns(in + sizeof(I) * k);
+        for (i = ROW; i + ROW <= n; i += ROW)
+            for (int k = 0; k < vectors; ++k) {
+                I pattern = load_patterns(in + sizeof(T) * i + sizeof(I) * k);
+                negative[k] = max_unsigned<sizeof(T)>(negative[k], pattern);
+                positive[k] = max_signed<sizeof(T)>(positive[k], pattern);
             }
-            I a = either(left<1>(negative[0]), right<31>(negative[0]));
-            I b = either(left<1>(positive[0]), right<31>(positive[0]));
-            largest = largest_unsigned(max_unsigned(a, b));
+        for (int k = 1; k < vectors; ++k) {
+            negative[0] = max_unsigned<sizeof(T)>(negative[0], negative[k]);
+            positive[0] = max_signed<sizeof(T)>(positive[0], positive[k]);
         }
+        I a = sign_last<sizeof(T)>(negative[0]), b = sign_last<sizeof(T)>(positive[0]);
+        largest = widened_key<T>(largest_unsigned<sizeof(T)>(max_unsigned<sizeof(T)>(a, b)));
+    }
 #endif
     for (; i < n; ++i) {
         u32 k = key(to_float(load<T>(in, i)));
@@ -149,21 +162,17 @@ template <class T> ZC_FN u32 largest_key(const u8* in, i64 n) {
     return largest;
 }
 
-// Blocks are encoded in groups of GROUP elements: a group is measured, its scales are worked out, then
-// it is quantised. So the divisions of several blocks overlap, and while a group is quantised from
-// the L1 cache the next one is fetched. Longer groups, and a longer lead, were slower.
+// Blocks are encoded in groups of GROUP elements: a group is measured, its scales are worked out,
+// then it is quantised. So the divisions of several blocks overlap, and while a group is quantised
+// from the L1 cache the next one is fetched. Longer groups, and a longer lead, were slower.
 const i64 GROUP = 512;
 
 #if ZC_SIMD
-// The codes of the 16 elements from i on, one in a byte.
-template <class T, int BITS> ZC_FN __m128i quantised(const u8* in, i64 i, F inverse) {
+// The 16 elements from i on, times the inverse scale.
+template <class T> ZC_FN void scale_lanes(const u8* in, i64 i, F inverse, F (&scaled)[16 / LANES]) {
     __builtin_prefetch(in + sizeof(T) * (i + GROUP));
-    F scaled[16 / LANES];
     for (int k = 0; k < 16 / LANES; ++k) scaled[k] = lanes<T>(in, i + k * LANES) * inverse;
-    return round_to_bytes<BITS>(scaled);
 }
-
-ZC_FN void store_bytes(u8* out, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(out), v); }
 #endif
 
 template <class T>
@@ -171,11 +180,11 @@ ZC_FN void quantise8(const u8* __restrict in, i64 n, const Scale& scale, u8* __r
     i64 i = 0;
 #if ZC_SIMD
     if constexpr (IN_VECTORS<T>) {
-        __m128i live = _mm_set1_epi8(char(scale.live));
-        for (F by = splat(scale.inverse); i + 32 <= n; i += 32) {
-            __m128i first = quantised<T, 8>(in, i, by), second = quantised<T, 8>(in, i + 16, by);
-            store_bytes(out + i, _mm_and_si128(first, live));
-            store_bytes(out + i + 16, _mm_and_si128(second, live));
+        F by = splat(scale.inverse), first[16 / LANES], second[16 / LANES];
+        for (; i + 32 <= n; i += 32) {
+            scale_lanes<T>(in, i, by, first);
+            scale_lanes<T>(in, i + 16, by, second);
+            store_codes8(out + i, first, second, scale.live);
         }
     }
 #endif
@@ -188,11 +197,11 @@ ZC_FN void quantise4(const u8* __restrict in, i64 n, const Scale& scale, u8* __r
     i64 half = (n + 1) / 2, i = 0;
 #if ZC_SIMD
     if constexpr (IN_VECTORS<T>) {
-        __m128i low = _mm_set1_epi8(char(scale.live & 15)), high = _mm_set1_epi8(char(scale.live & 240));
-        for (F by = splat(scale.inverse); i + 16 <= n / 2; i += 16) {
-            __m128i first = quantised<T, 4>(in, i, by), second = quantised<T, 4>(in, half + i, by);
-            second = _mm_and_si128(_mm_slli_epi16(second, 4), high);
-            store_bytes(out + i, _mm_or_si128(_mm_and_si128(first, low), second));
+        F by = splat(scale.inverse), low[16 / LANES], high[16 / LANES];
+        for (; i + 16 <= n / 2; i += 16) {
+            scale_lanes<T>(in, i, by, low);
+            scale_lanes<T>(in, half + i, by, high);
+            store_codes4(out + i, low, high, scale.live);
         }
     }
 #endif
@@ -204,7 +213,8 @@ ZC_FN void quantise4(const u8* __restrict in, i64 n, const Scale& scale, u8* __r
 }
 
 template <class T, int BITS>
-void encode(const u8* __restrict in, i64 n, i64 block, u8* __restrict codes, u8* __restrict scales) {
+void encode(const u8* __restrict in, i64 n, i64 block, u8* __restrict codes,
+            u8* __restrict scales) {
     i64 group = block > GROUP ? block : GROUP;
     for (i64 begin = 0; begin < n; begin += group) {
         i64 end = n - begin < group ? n : begin + group, count = 0;
