@@ -57,8 +57,8 @@ def gather_items(shard: Any, out: Any, size: int) -> tuple[list[Item], Any]:
     """Return the items of an all_gather of even shards, and what the call returns."""
     items, results = [], []
     for one, place in zip(as_list(shard), _places(shard, out), strict=True):
+        dtype = dtype_name(one)
         value = contiguous(one)
-        dtype = dtype_name(value)
         shape = (size,) if value.ndim == 0 else (size * value.shape[0], *value.shape[1:])
         result, target = _output(value, place, shape, dtype)
         source = view(value)
@@ -72,8 +72,8 @@ def reduce_items(full: Any, out: Any, size: int) -> tuple[list[Item], Any]:
     """Return the items of a reduce_scatter into even shards, and what the call returns."""
     items, results = [], []
     for one, place in zip(as_list(full), _places(full, out), strict=True):
+        dtype = dtype_name(one)
         value = contiguous(one)
-        dtype = dtype_name(value)
         source = view(value)
         result, target = _output(
             value, place, _shard_shape(tuple(value.shape), source.numel, size), dtype
@@ -85,12 +85,12 @@ def reduce_items(full: Any, out: Any, size: int) -> tuple[list[Item], Any]:
 
 
 def layout_items(
-    shards: Sequence[Any], fulls: Sequence[Any], layouts: Sequence[Layout], rank: int
+    shards: Sequence[Any], fulls: Sequence[Any], layouts: Sequence[Layout], rank: int, size: int
 ) -> list[Item]:
     """Return the items of arrays whose layouts the caller gives.
 
     Raises:
-        ValueError: when the lists differ in length, or an array is too short for its layout.
+        ValueError: when the lists differ in length, or an array does not fit its layout.
     """
     if not len(shards) == len(fulls) == len(layouts):
         raise ValueError(
@@ -99,14 +99,28 @@ def layout_items(
     items = []
     for shard, full, layout in zip(shards, fulls, layouts, strict=True):
         item = Item(view(shard), view(full), layout)
-        if item.shard.numel < layout.shard_numel(rank) or item.full.numel < layout.extent:
-            raise ValueError(
-                f"shard of {item.shard.numel} elements and full array of {item.full.numel}: "
-                f"the layout needs "
-                f"{layout.shard_numel(rank)} and {layout.extent}"
-            )
+        _check_fit(item, rank, size)
         items.append(item)
     return items
+
+
+def _check_fit(item: Item, rank: int, size: int) -> None:
+    shard, full, layout = item.shard, item.full, item.layout
+    if len(layout.shards) != size:
+        raise ValueError(
+            f"layout of {len(layout.shards)} shards: the communicator has {size} ranks"
+        )
+    possible = (layout.dtype, "float32") if layout.dtype in HALF else (layout.dtype,)
+    if shard.dtype not in possible or full.dtype not in possible:
+        raise ValueError(
+            f"shard of {shard.dtype} and full array of {full.dtype}: the layout is "
+            f"{layout.dtype}, possible are {', '.join(possible)}"
+        )
+    if shard.numel < layout.shard_numel(rank) or full.numel < layout.extent:
+        raise ValueError(
+            f"shard of {shard.numel} elements and full array of {full.numel}: "
+            f"the layout needs {layout.shard_numel(rank)} and {layout.extent}"
+        )
 
 
 def narrow_gather(item: Item) -> Item:
@@ -155,20 +169,27 @@ def check_op(op: str, dtypes: Sequence[str]) -> None:
             )
 
 
-def all_to_all_item(send: Any, out: Any) -> tuple[Item, Any]:
+def all_to_all_item(send: Any, out: Any, size: int) -> tuple[Item, Any]:
     """Return the item of an all_to_all (``full`` to ``shard``), and what the call returns."""
+    source_dtype = dtype_name(send)
+    if send.ndim == 0 or send.shape[0] % size:
+        raise ValueError(
+            f"all_to_all of shape {tuple(send.shape)}: dimension 0 must be a multiple of the "
+            f"{size} ranks"
+        )
     value = contiguous(send)
     source = view(value)
-    result, target = _output(value, out, tuple(value.shape), source.dtype)
-    layout = Layout.even(source.dtype, source.numel, 1)
+    result, target = _output(value, out, tuple(value.shape), source_dtype)
+    layout = Layout.even(source_dtype, source.numel, 1)
     return Item(view(target), source, layout, _copy_back(result, target)), result
 
 
 def in_place(x: Any) -> Item:
     """Return the item of an array that is reduced in place; its layout is cut by the caller."""
+    dtype = dtype_name(x)
     value = contiguous(x)
     whole = view(value)
-    return Item(whole, whole, Layout.even(whole.dtype, whole.numel, 1), _copy_back(x, value))
+    return Item(whole, whole, Layout.even(dtype, whole.numel, 1), _copy_back(x, value))
 
 
 def narrow_in_place(item: Item) -> Item:

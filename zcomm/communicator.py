@@ -22,14 +22,14 @@ from zcomm.arguments import Item
 from zcomm.arrays import view
 from zcomm.collectives import plain
 from zcomm.collectives.all_gather import all_gather
-from zcomm.collectives.all_reduce import SMALL_NBYTES, all_reduce, all_reduce_small
+from zcomm.collectives.all_reduce import all_reduce
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import Guard
 from zcomm.layout import Layout
-from zcomm.plan import CodecSpec, outermost
+from zcomm.plan import CodecSpec
 from zcomm.planner import Planner
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
@@ -58,9 +58,11 @@ class Communicator:
         min_numel: int,
         name: str = "world",
         owner: Transport | None = None,
+        parent: Communicator | None = None,
     ) -> None:
         self.name = name
         self._owner = owner
+        self._parent = parent
         self.min_numel = min_numel
         self._channel = channel
         self._stream = stream
@@ -87,8 +89,8 @@ class Communicator:
 
     @property
     def closed(self) -> bool:
-        """Tell whether :meth:`close` was called."""
-        return self._closed
+        """Tell whether :meth:`close` was called, here or on what this is a part of."""
+        return self._closed or (self._parent is not None and self._parent.closed)
 
     @property
     def traffic(self) -> Traffic:
@@ -186,34 +188,17 @@ class Communicator:
         """
         items = [arguments.in_place(one) for one in arguments.as_list(x)]
         arguments.check_op(op, [item.layout.dtype for item in items])
-        codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel)
+        codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel, op)
         if any(codecs):
             items = [arguments.narrow_in_place(item) for item in items]
-        layouts = [Layout.cut(item.full.dtype, item.full.numel, self.size) for item in items]
-        scatter = self._planner.plan(
-            "reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype, "all_reduce"
-        )
-        gather = self._planner.plan(
-            "all_gather",
-            layouts,
-            (codecs[outermost(self.topology)],) * len(codecs),
-            algorithm,
-            "sum",
-            None,
-            "all_reduce",
-        )
-        self._planner.announce(scatter)
-        small = not any(codecs) and sum(item.full.memory.size for item in items) <= SMALL_NBYTES
+        plans = self._planner.all_reduce(items, codecs, algorithm, op, reduce_dtype)
+        self._planner.announce(plans.executed[0])
         reduction = Reduction(op, self.size if op == "avg" else 1)
 
         def execute() -> None:
-            tensors = [item.full for item in items]
-            if small and self.size > 1:
-                all_reduce_small(self._channel, scatter, tensors, reduction)
-            elif self.size > 1:
-                all_reduce(self._channel, scatter, gather, tensors, reduction)
+            all_reduce(self._channel, plans, [item.full for item in items], reduction)
 
-        return self._issue(self._planner.describe(scatter, op), execute, items, x, async_op)
+        return self._issue(self._planner.describe(plans.scatter, op), execute, items, x, async_op)
 
     def all_to_all(self, send: Any, out: Any = None, *, async_op: bool = False) -> Any:
         """Send the i-th of W equal parts of dimension 0 to rank i: (W·a, …) -> (W·a, …).
@@ -221,12 +206,7 @@ class Communicator:
         Raises:
             ValueError: when W does not divide dimension 0.
         """
-        if send.ndim == 0 or send.shape[0] % self.size:
-            raise ValueError(
-                f"all_to_all of shape {tuple(send.shape)}: dimension 0 must be a multiple of the "
-                f"{self.size} ranks"
-            )
-        item, result = arguments.all_to_all_item(send, out)
+        item, result = arguments.all_to_all_item(send, out, self.size)
 
         def execute() -> None:
             plain.all_to_all(self._channel, item.full, item.shard)
@@ -247,12 +227,14 @@ class Communicator:
 
     def send(self, x: Any, peer: int) -> None:
         """Send ``x`` to one rank, which calls :meth:`recv` with an array of the same size."""
+        self._check_open("send")
         self._check_peer(peer, other=True)
         item = arguments.in_place(x)
         self._stream.call(lambda: plain.send(self._channel, item.full, peer))
 
     def recv(self, x: Any, peer: int) -> Any:
         """Receive into ``x``, which is contiguous, what one rank sends; return ``x``."""
+        self._check_open("recv")
         self._check_peer(peer, other=True)
         target = view(x)
         self._stream.call(lambda: plain.recv(self._channel, target, peer))
@@ -297,7 +279,7 @@ class Communicator:
         ``shards[i]`` holds this rank's segments of layout i, one after the other; it may be longer.
         All items travel in one message per peer and hop. Counted as all_gather. Returns ``fulls``.
         """
-        items = arguments.layout_items(shards, fulls, layouts, self.rank)
+        items = arguments.layout_items(shards, fulls, layouts, self.rank, self.size)
         limit = self.min_numel if min_numel is None else min_numel
         return self._gather(items, fulls, codec, algorithm, limit, async_op)
 
@@ -319,7 +301,7 @@ class Communicator:
         The reverse of :meth:`gather_layout`; ``shards`` may be float32 for 16-bit ``fulls``.
         Counted as reduce_scatter. Returns ``shards``.
         """
-        items = arguments.layout_items(shards, fulls, layouts, self.rank)
+        items = arguments.layout_items(shards, fulls, layouts, self.rank, self.size)
         limit = self.min_numel if min_numel is None else min_numel
         return self._reduce(items, shards, op, codec, algorithm, reduce_dtype, limit, async_op)
 
@@ -386,7 +368,7 @@ class Communicator:
         async_op: bool,
     ) -> Any:
         arguments.check_op(op, [item.layout.dtype for item in items])
-        codecs = self._planner.codecs("reduce_scatter", codec, items, min_numel)
+        codecs = self._planner.codecs("reduce_scatter", codec, items, min_numel, op)
         if any(codecs):
             items = [arguments.narrow_reduce(item) for item in items]
         layouts = [item.layout for item in items]
@@ -409,8 +391,7 @@ class Communicator:
         async_op: bool,
     ) -> Any:
         """Run one operation on the stream: handshake, execution, delivery."""
-        if self._closed:
-            raise ZcommError(f"{words}: the communicator is closed")
+        self._check_open(words)
 
         def run() -> Any:
             self._guard.check(words)
@@ -435,7 +416,11 @@ class Communicator:
             rank=ranks.index(self.rank),
             topology=self.topology.restrict(ranks),
         )
-        return Communicator(channel, self._stream, min_numel=self.min_numel, name=name)
+        return Communicator(channel, self._stream, min_numel=self.min_numel, name=name, parent=self)
+
+    def _check_open(self, words: str) -> None:
+        if self.closed:
+            raise ZcommError(f"{words}: the communicator is closed")
 
     def _check_peer(self, rank: int, *, other: bool = False) -> None:
         if not 0 <= rank < self.size or (other and rank == self.rank):

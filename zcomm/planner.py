@@ -16,7 +16,15 @@ from zcomm.arguments import Item
 from zcomm.arrays import FLOATING
 from zcomm.codecs import Codec
 from zcomm.layout import Layout
-from zcomm.plan import CodecSpec, Plan, make, parse_codecs
+from zcomm.plan import (
+    AllReduce,
+    CodecSpec,
+    Plan,
+    check_codecs,
+    make,
+    make_all_reduce,
+    parse_codecs,
+)
 
 logger = logging.getLogger("zcomm")
 
@@ -29,11 +37,12 @@ class Planner:
         self._rank = rank
         self._topology = topology
         self._plans: dict[object, Plan] = {}
+        self._all_reduces: dict[object, AllReduce] = {}
         self._words: dict[tuple[Plan, str], str] = {}
         self._said: set[object] = set()
 
     def codecs(
-        self, operation: str, spec: CodecSpec, items: list[Item], min_numel: int
+        self, operation: str, spec: CodecSpec, items: list[Item], min_numel: int, op: str = "sum"
     ) -> tuple[Codec | None, ...]:
         """Return the codecs to use, one per level; all None where the message is too small.
 
@@ -43,6 +52,7 @@ class Planner:
         codecs = parse_codecs(spec, len(self._topology.levels))
         if not any(codecs):
             return codecs
+        check_codecs(operation, codecs, self._topology, op)
         dtypes = [item.layout.dtype for item in items]
         if dtypes and not FLOATING.intersection(dtypes):
             raise ValueError(
@@ -65,13 +75,11 @@ class Planner:
         algorithm: str,
         op: str,
         reduce_dtype: str | None,
-        counted_as: str | None = None,
     ) -> Plan:
         """Return the plan of a call, see :func:`zcomm.plan.make`; made at the first such call."""
-        key = (operation, tuple(layouts), codecs, algorithm, op, reduce_dtype, counted_as)
+        key = (operation, tuple(layouts), codecs, algorithm, op, reduce_dtype)
         if key not in self._plans:
-            if not self._topology.uniform:
-                self._say_once("uneven", f"{self._topology.describe()}", logging.WARNING)
+            self._warn_of_uneven_groups()
             self._plans[key] = make(
                 operation,
                 layouts,
@@ -80,9 +88,31 @@ class Planner:
                 algorithm=algorithm,
                 op=op,
                 reduce_dtype=reduce_dtype,
-                counted_as=counted_as,
             )
         return self._plans[key]
+
+    def all_reduce(
+        self,
+        items: list[Item],
+        codecs: tuple[Codec | None, ...],
+        algorithm: str,
+        op: str,
+        reduce_dtype: str | None,
+    ) -> AllReduce:
+        """Return the plans of an all_reduce, see :func:`zcomm.plan.make_all_reduce`."""
+        tensors = tuple((item.full.dtype, item.full.numel) for item in items)
+        key = ("all_reduce", tensors, codecs, algorithm, op, reduce_dtype)
+        if key not in self._all_reduces:
+            self._warn_of_uneven_groups()
+            self._all_reduces[key] = make_all_reduce(
+                tensors,
+                self._topology,
+                codecs=codecs,
+                algorithm=algorithm,
+                op=op,
+                reduce_dtype=reduce_dtype,
+            )
+        return self._all_reduces[key]
 
     def describe(self, made: Plan, op: str = "") -> str:
         """Return the call in words, the same on all ranks that mean the same."""
@@ -90,7 +120,8 @@ class Planner:
             items = ", ".join(f"{layout.dtype}[{layout.numel}]" for layout in made.layouts[:4])
             more = f" and {len(made.layouts) - 4} more" if len(made.layouts) > 4 else ""
             digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4)
-            reduction = f" op={op}" if op else ""
+            sums = "/".join(dict.fromkeys(wire.dtype for wire in made.partials))
+            reduction = f" op={op} sums={sums}" if op else ""
             how = f"codec={_codecs(made)} algorithm={made.algorithm} layout={digest.hexdigest()}"
             self._words[made, op] = f"{made.counted_as} {items}{more}{reduction} {how}"
         return self._words[made, op]
@@ -99,6 +130,10 @@ class Planner:
         """Say once which algorithm and codec an operation runs with."""
         what = f"{made.counted_as} runs {made.algorithm} ({len(made.hops)}-hop)"
         self._say_once(what + _codecs(made), f"{what}, codec {_codecs(made)}")
+
+    def _warn_of_uneven_groups(self) -> None:
+        if not self._topology.uniform:
+            self._say_once("uneven", self._topology.describe(), logging.WARNING)
 
     def _say_once(self, key: object, text: str, level: int = logging.INFO) -> None:
         if key not in self._said:

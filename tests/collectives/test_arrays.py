@@ -7,6 +7,7 @@ import torch
 from tests.collectives import checks, oracle
 from tests.collectives.dtypes import as_array, assert_bits, drawn, filled, raw, stored_in, widen
 from tests.collectives.worlds import on
+from zcomm import ZcommError
 
 KINDS = ("numpy", "torch")
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -188,6 +189,16 @@ def test_outputs_in_lists(kind):
     on("2x2", program)
 
 
+def test_a_list_of_nothing_and_of_one():
+    def program(comm):
+        assert comm.all_gather([]) == []
+        assert comm.reduce_scatter([]) == []
+        (one,) = comm.all_gather([np.ones(1)])
+        assert one.tolist() == [1, 1]
+
+    on("2", program)
+
+
 REFUSED = {
     "out too small": (
         lambda c: c.all_gather(np.zeros(2), np.zeros(7)),
@@ -249,6 +260,15 @@ def test_wrong_arguments_are_named_with_what_is_possible(case):
     on("2x2", program)
 
 
+@pytest.mark.parametrize("x", [[1.0, 2.0], "text", 3.0, np.array(["a"]), np.array([None])])
+def test_what_is_not_an_array_is_a_type_error(x):
+    def program(comm):
+        with pytest.raises(TypeError):
+            comm.all_reduce(x)
+
+    on("2", program)
+
+
 def test_hierarchical_needs_equal_groups_and_uneven_ones_are_warned_of_once(caplog):
     def program(comm):
         with pytest.raises(ValueError, match=r"hierarchical.*possible: auto, flat, ordered"):
@@ -262,6 +282,20 @@ def test_hierarchical_needs_equal_groups_and_uneven_ones_are_warned_of_once(capl
     assert len(warnings) == 1
     assert "3" in warnings[0].getMessage()
     assert "5" in warnings[0].getMessage()
+
+
+def test_use_after_close_is_an_error_that_says_so():
+    def program(comm):
+        comm.close()
+        with pytest.raises(ZcommError, match="closed"):
+            comm.barrier()
+        with pytest.raises(ZcommError, match="closed"):
+            comm.send(np.zeros(1), 1 - comm.rank)
+        with pytest.raises(ZcommError, match="closed"):
+            comm.recv(np.zeros(1), 1 - comm.rank)
+        comm.close()
+
+    on("2", program)
 
 
 @EACH_KIND

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import zcomm
 from tests.collectives import checks
@@ -57,6 +58,11 @@ DIFFERENT = {
         lambda c: c.all_gather([X, np.zeros(4)]),
         lambda c: c.all_gather([np.zeros(4), X]),
         ["float32", "float64"],
+    ),
+    "reduce_dtype": (
+        lambda c: c.all_reduce(torch.zeros(8, dtype=torch.bfloat16)),
+        lambda c: c.all_reduce(torch.zeros(8, dtype=torch.bfloat16), reduce_dtype="float32"),
+        ["float32"],
     ),
     "control values": (
         lambda c: c.all_gather_values(np.zeros(2)),

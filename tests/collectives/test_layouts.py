@@ -248,6 +248,19 @@ def test_a_small_message_is_quantised_only_where_the_caller_says_so():
     on("2x2", program)
 
 
+def test_a_message_of_no_items_and_of_empty_shards():
+    def program(comm):
+        assert comm.gather_layout([], [], []) == []
+        assert comm.reduce_layout([], [], []) == []
+        nothing = Layout("float32", ((),) * comm.size)
+        full = torch.full((3,), 5.0)
+        comm.gather_layout([torch.empty(0)], [full], [nothing], codec="int8", min_numel=0)
+        comm.reduce_layout([full], [torch.empty(0)], [nothing], codec="int8", min_numel=0)
+        assert full.tolist() == [5.0] * 3
+
+    on("2x2", program)
+
+
 WRONG = {
     "counts": (lambda c, layout: c.gather_layout([], [torch.zeros(8)], [layout]), "0 shards.*1"),
     "a short shard": (
@@ -257,6 +270,18 @@ WRONG = {
     "a short full": (
         lambda c, layout: c.gather_layout([torch.zeros(2)], [torch.zeros(7)], [layout]),
         r"\b7\b.*\b8\b",
+    ),
+    "another dtype": (
+        lambda c, layout: c.gather_layout(
+            [torch.zeros(2).half()], [torch.zeros(8).half()], [layout]
+        ),
+        "float16.*float32|float32.*float16",
+    ),
+    "a layout of another world": (
+        lambda c, layout: c.gather_layout(
+            [torch.zeros(8)], [torch.zeros(8)], [Layout.even("float32", 8, 2)]
+        ),
+        r"\b2\b.*\b4\b|\b4\b.*\b2\b",
     ),
 }
 

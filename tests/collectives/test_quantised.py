@@ -206,6 +206,17 @@ def test_codecs_that_do_not_fit_are_named(case):
     on("2x2", program, min_numel=0)
 
 
+def test_a_codec_is_refused_for_small_tensors_as_for_large_ones():
+    """Whether an argument is right must not depend on min_numel."""
+
+    def program(comm):
+        for case in ("max", "two codecs in a gather", "product"):
+            with pytest.raises(ValueError, match=REFUSED[case][1]):
+                REFUSED[case][0](comm, torch.ones(8))
+
+    on("2x2", program, min_numel=1000)
+
+
 @settings(max_examples=25)
 @given(
     shape=st.sampled_from([(2,), (3,), (2, 2), (3, 2), (2, 3), (2, 1, 2)]),

@@ -39,6 +39,8 @@ def all_gather(channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequ
     Hierarchical all-gather as in ZeRO++ (arXiv 2306.10209, section 4.1), for any number of levels.
     """
     me = channel.rank
+    if not plan.layouts:
+        return
     if not plan.hops:
         for layout, own, full in zip(plan.layouts, shards, fulls, strict=True):
             chunk = own.elements(0, layout.shard_numel(me))

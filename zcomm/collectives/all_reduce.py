@@ -14,14 +14,11 @@ from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import nested_reduce, reduce_scatter
 from zcomm.collectives.wire import Place, Reduction
-from zcomm.plan import Plan, WireFormat
-
-SMALL_NBYTES = 4096
-"""Exact messages up to this size are gathered whole: one exchange instead of two or more."""
+from zcomm.plan import AllReduce, Plan, WireFormat
 
 
 def all_reduce(
-    channel: Channel, scatter: Plan, gather: Plan, tensors: Sequence[View], reduction: Reduction
+    channel: Channel, plans: AllReduce, tensors: Sequence[View], reduction: Reduction
 ) -> None:
     """Reduce ``tensors`` over all ranks, in place.
 
@@ -29,32 +26,35 @@ def all_reduce(
        shard stays in float32 until then, so that it is rounded once.
     2. all_gather of the reduced shards; the owner, too, keeps what the others decode.
     """
+    if plans.whole is not None:
+        _reduce_whole(channel, plans.whole, plans.scatter, tensors, reduction)
+        return
     shards = []
-    for position, layout in enumerate(scatter.layouts):
-        encoded = any(hop.formats[position].codec is not None for hop in gather.hops)
+    for position, layout in enumerate(plans.scatter.layouts):
+        encoded = any(hop.formats[position].codec is not None for hop in plans.gather.hops)
         dtype = "float32" if encoded else layout.dtype
         memory = np.empty(layout.shard_numel(channel.rank) * ITEMSIZE[dtype], np.uint8)
         shards.append(View(memory, dtype))
-    reduce_scatter(channel, scatter, tensors, shards, reduction)
-    all_gather(channel, gather, shards, tensors)
+    reduce_scatter(channel, plans.scatter, tensors, shards, reduction)
+    all_gather(channel, plans.gather, shards, tensors)
 
 
-def all_reduce_small(
-    channel: Channel, scatter: Plan, tensors: Sequence[View], reduction: Reduction
+def _reduce_whole(
+    channel: Channel,
+    whole: Plan,
+    scatter: Plan,
+    tensors: Sequence[View],
+    reduction: Reduction,
 ) -> None:
-    """Reduce small ``tensors`` over all ranks, in place, exactly.
+    """Reduce small ``tensors`` exactly.
 
-    1. Send every tensor, whole, to all ranks in one message each.
+    1. all_gather of every rank's tensors, whole.
     2. Reduce locally as the levels nest: the bits of the large algorithm.
     """
-    own = np.concatenate([tensor.memory for tensor in tensors])
-    gathered = [own if rank == channel.rank else np.empty_like(own) for rank in range(channel.size)]
-    recvs = {rank: memory for rank, memory in enumerate(gathered) if rank != channel.rank}
-    channel.exchange("all_reduce", dict.fromkeys(recvs, own), recvs)
-    at = 0
-    for tensor, partial in zip(tensors, scatter.partials, strict=True):
-        parts = [memory[at : at + tensor.memory.size] for memory in gathered]
-        whole = Place(tensor, np.array([0], np.int64), np.array([tensor.numel], np.int64))
+    copies = [View(np.empty(channel.size * t.memory.size, np.uint8), t.dtype) for t in tensors]
+    all_gather(channel, whole, tensors, copies)
+    for tensor, copy, partial in zip(tensors, copies, scatter.partials, strict=True):
+        parts = [copy.elements(rank * tensor.numel, tensor.numel) for rank in range(channel.size)]
+        place = Place(tensor, np.array([0], np.int64), np.array([tensor.numel], np.int64))
         formats = WireFormat(tensor.dtype), partial
-        nested_reduce(scatter.nesting, formats, parts, whole, reduction)
-        at += tensor.memory.size
+        nested_reduce(scatter.nesting, formats, parts, place, reduction)

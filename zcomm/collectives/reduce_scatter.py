@@ -38,6 +38,8 @@ def reduce_scatter(
     locally, nested as the levels are, so that it gives the bits of the hierarchical one. qgZ:
     ZeRO++ (arXiv 2306.10209, section 4.3).
     """
+    if not plan.layouts:
+        return
     run = _Run(channel, plan, fulls, reduction)
     chunks = run.alone() if not plan.hops else {}
     for index in range(len(plan.hops)):
