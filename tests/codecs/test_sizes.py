@@ -100,10 +100,10 @@ def test_segments_that_do_not_add_up(segments):
 @pytest.mark.parametrize(
     ("x", "says"),
     [
-        ([1.0, 2.0], "list given: a NumPy array or a torch tensor is expected"),
+        ([1.0, 2.0], "a torch tensor or a NumPy array, got a list"),
         (np.zeros(3, np.int32), "dtype int32: possible are float32, float16, bfloat16"),
         (torch.zeros(3, dtype=torch.int64), "dtype int64"),
-        (torch.zeros(3, device="meta"), "tensor on meta"),
+        (torch.zeros(3, device="meta"), "array on device 'meta'"),
     ],
 )
 def test_arrays_that_cannot_be_encoded(x, says):

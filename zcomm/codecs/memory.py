@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from zcomm import arrays
+
 from .wire import ITEMSIZE, Bytes
 
 
@@ -35,16 +37,10 @@ def view(x: Any) -> tuple[Bytes, str]:
     Raises:
         TypeError: it is neither, or its dtype is none of float64, float32, float16, bfloat16.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return _view_torch(torch, x)
-    if not isinstance(x, np.ndarray):
-        raise TypeError(f"{type(x).__name__} given: a NumPy array or a torch tensor is expected")
-    if x.dtype == np.float64:
+    if arrays.dtype_name(x) == "float64":
         with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-    flat: Bytes = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-    return flat, dtype_name(x.dtype)
+            x = x.float() if arrays.is_torch(x) else x.astype(np.float32)
+    return arrays.view(arrays.contiguous(x)).memory, dtype_name(x.dtype)
 
 
 def empty(numel: int, dtype: Any) -> tuple[Any, Bytes]:
@@ -63,13 +59,3 @@ def empty(numel: int, dtype: Any) -> tuple[Any, Bytes]:
         raise TypeError("NumPy has no dtype bfloat16: give torch.bfloat16")
     array = np.empty(numel, dtype)
     return array, array.view(np.uint8)
-
-
-def _view_torch(torch: Any, x: Any) -> tuple[Bytes, str]:
-    if x.device.type != "cpu":
-        raise TypeError(f"tensor on {x.device}: the codec works on the CPU")
-    if x.dtype == torch.float64:
-        x = x.to(torch.float32)
-    name = dtype_name(x.dtype)
-    flat: Bytes = x.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    return flat, name
