@@ -174,7 +174,7 @@ def _combined(terms: Sequence[Term], op: str) -> Term:
             total = _COMBINE[op](total, term.values)
             bound = bound + term.bound
             magnitude += np.abs(term.values.astype(np.float64))
-    # Of float32 also for float64 sums: those serve as the truth, so no bound can be finer than they.
+    # As in float32 also for float64 sums: these serve as the truth, which a bound cannot refine.
     return Term(total, bound + (len(terms) - 1) * _UNIT_FLOAT32 * magnitude)
 
 

@@ -144,7 +144,7 @@ def _introduction(options: Options, comm: Communicator, text: data.Text, numel: 
         f"text: {source}, {text.size / 1e6:.1f} MB",
         f"training: {options.steps} steps, {batch} x {Shape().context} bytes, seed {options.seed}",
         f"model: GPT of {numel:,} parameters, bfloat16 with float32 masters, AdamW",
-        "ZeRO++: weights int8, secondary in the node, gradients int4 on every hop; "
+        "ZeRO++: weights int8, secondary partition in the node, gradients int4 on every hop",
         f"units of less than {ZEROPP.config.min_numel:,} parameters stay exact: {_exact_units()}",
     ]
 
@@ -157,7 +157,7 @@ def _exact_units() -> str:
     blocks["root"] = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     sizes = {name: sum(p.numel() for p in unit) for name, unit in blocks.items()}
     exact = [name for name, size in sizes.items() if size < ZEROPP.config.min_numel]
-    return ", ".join(exact) or f"here none, the smallest has {min(sizes.values()):,}"
+    return ", ".join(exact) or f"none here, the smallest has {min(sizes.values()):,}"
 
 
 def _collectives(comm: Communicator) -> list[Result]:
