@@ -35,7 +35,7 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """Embedding, blocks, head. ``recompute`` checkpoints whole blocks."""
 
-    def __init__(self, width=33, hidden=71, num_blocks=3, *, tied=False, vocabulary=VOCABULARY):
+    def __init__(self, width=33, hidden=71, num_blocks=2, *, tied=False, vocabulary=VOCABULARY):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.scale = nn.Parameter(torch.ones(1))

@@ -33,14 +33,24 @@ def on(topology, program, *arguments, **options):
 
 
 def train(
-    comm, model, config, *, steps=20, optimizer=adamw, batch=1, micro=1, no_sync=False, clip=None
+    comm,
+    model,
+    config,
+    *,
+    steps=20,
+    optimizer=adamw,
+    data=tokens,
+    batch=1,
+    micro=1,
+    no_sync=False,
+    clip=None,
 ):
     """Train a copy of ``model`` in ``steps`` steps of ``micro`` backwards each."""
     sharded, steps_it = shard(comm, model, config, optimizer)
     losses, norms = [], []
     for step in range(steps):
         total = 0.0
-        for part, x in enumerate(tokens(comm.rank, step, batch * micro).split(batch)):
+        for part, x in enumerate(data(comm.rank, step, batch * micro).split(batch)):
             loss = loss_of(sharded, x) / micro
             if no_sync and part < micro - 1:
                 with zero.no_sync(sharded):

@@ -14,7 +14,6 @@ import torch
 import zero
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.runs import (
-    adamw,
     assert_same_bits,
     gradients,
     local_gradients,
@@ -27,7 +26,8 @@ from tests.zero.runs import (
 from zcomm import Codec
 
 DTYPES = [torch.float32, torch.bfloat16]
-WEIGHTS = ("int8", "int4", "int8:block=64", "int4:block=1024", "fp16")
+WEIGHTS = ("int8", "int4:block=1024")
+OTHER_WEIGHTS = ("int4", "int8:block=64", "int8:block=512", "fp16", "bf16")
 
 
 def round_trip(codec, tensor, dtype=None):
@@ -53,6 +53,18 @@ def configs(codec):
 @pytest.mark.parametrize("codec", WEIGHTS)
 @pytest.mark.parametrize("index", range(7))
 def test_weights_in_forward_are_what_receivers_decode(codec, dtype, index):
+    check_weights(codec, dtype, index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", OTHER_WEIGHTS)
+@pytest.mark.parametrize("index", range(7))
+def test_other_codecs_of_weights(codec, dtype, index):
+    check_weights(codec, dtype, index)
+
+
+def check_weights(codec, dtype, index):
     model = make(Tower, dtype=dtype)
     model.blocks[1].requires_grad_(False)
 
@@ -67,7 +79,7 @@ def test_weights_in_forward_are_what_receivers_decode(codec, dtype, index):
 
 @functools.cache
 def trained(dtype, index):
-    return on("2x2", train, make(Tower, dtype=dtype), configs("int8")[index], steps=6, micro=2)
+    return on("2x2", train, make(Tower, dtype=dtype), configs("int8")[index], steps=3, micro=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -144,7 +156,7 @@ def bounded_mean(codec, parts, nesting):
 @pytest.mark.parametrize("stage", range(4))
 def test_quantised_gradients_have_the_same_bits_in_every_stage(stage):
     config = zero.Config(stage=stage, grads=("int8", "int4"), min_numel=0)
-    outcomes = on("2x2", train, make(Tower), config, steps=5, micro=2, clip=0.5)
+    outcomes = on("2x2", train, make(Tower), config, steps=3, micro=2, clip=0.5)
     for outcome, wanted in zip(outcomes, quantised_stage_0(), strict=True):
         assert outcome.losses == wanted.losses
         assert outcome.norms == wanted.norms
@@ -154,21 +166,25 @@ def test_quantised_gradients_have_the_same_bits_in_every_stage(stage):
 @functools.cache
 def quantised_stage_0():
     config = zero.Config(stage=0, grads=("int8", "int4"), min_numel=0)
-    return on("2x2", train, make(Tower), config, steps=5, micro=2, clip=0.5)
+    return on("2x2", train, make(Tower), config, steps=3, micro=2, clip=0.5)
 
 
 @pytest.mark.parametrize("topology", ["2x2", "1x4", "2x2x2"])
 def test_zeropp_trains_as_exact_stage_3_does(topology):
     config = dataclasses.replace(zero.Config.zeropp(), min_numel=0)
-    options = {"steps": 15, "batch": 4, "optimizer": functools.partial(adamw, lr=1e-2)}
+    options = {"steps": 15, "batch": 4, "data": same_tokens}
     exact = on(topology, train, make(Tower), zero.Config(), **options)
     quantised = on(topology, train, make(Tower), config, **options)
     losses = [mean_losses(outcomes) for outcomes in (exact, quantised)]
     assert losses[1][-1] == pytest.approx(losses[0][-1], rel=0.02)
-    assert losses[0][-1] < 0.97 * losses[0][0]
+    assert losses[0][-1] < 0.9 * losses[0][0]
     assert relative_difference(quantised[0].parameters, exact[0].parameters) > 0
     for outcome in quantised:
         assert_same_bits(outcome.parameters, quantised[0].parameters)
+
+
+def same_tokens(rank, step, batch):
+    return tokens(rank, 0, batch)
 
 
 def mean_losses(outcomes):
@@ -213,7 +229,7 @@ def test_small_units_travel_exactly_and_are_named(caplog):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zeropp_trains_as_exact_stage_3_does_for_long(dtype):
     model = make(Tower, width=128, hidden=512, dtype=dtype)
-    options = {"steps": 300, "batch": 8}
+    options = {"steps": 60, "batch": 4, "data": same_tokens}
     exact = on("2x2", train, model, zero.Config(), **options)
     quantised = on("2x2", train, model, zero.Config.zeropp(), **options)
     tails = [sum(mean_losses(outcomes)[-20:]) for outcomes in (exact, quantised)]
