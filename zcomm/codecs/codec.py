@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zcomm.errors import CodecError
 
 from . import memory
-from .wire import CAST_DTYPE, ITEMSIZE, Bytes, Lengths, layout
+from .wire import CAST_DTYPE, ITEMSIZE, Bytes, Lengths, message_nbytes
 
 BITS = {"int8": 8, "int4": 4}
 DEFAULT_BLOCK = {"int8": 256, "int4": 128}
@@ -108,7 +108,10 @@ class Codec:
 
         ``segments``: lengths in elements, which add up to ``numel``; by default one segment.
         """
-        return layout(self.on_wire(dtype), _lengths(numel, segments)).nbytes
+        codec = self.on_wire(dtype)
+        if segments is None:
+            return message_nbytes(codec, (numel,))
+        return message_nbytes(codec, _lengths(numel, segments).tolist())
 
     def encode(self, x: Any, *, seed: int = 0, segments: Sequence[int] | None = None) -> Bytes:
         """Return the message of the elements of ``x``, in C order, as a 1-D uint8 array.
@@ -126,7 +129,7 @@ class Codec:
         values, dtype = memory.view(x)
         lengths = _lengths(values.nbytes // ITEMSIZE[dtype], segments)
         codec = self.on_wire(dtype)
-        wire = np.empty(layout(codec, lengths).nbytes, np.uint8)
+        wire = np.empty(message_nbytes(codec, lengths.tolist()), np.uint8)
         kernels().encode(codec, values, dtype, _starts(lengths), lengths, wire)
         return wire
 

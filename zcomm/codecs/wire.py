@@ -8,8 +8,9 @@ that anything inside a message is aligned: segments follow each other without ga
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 Lengths = npt.NDArray[np.int64]
+Count = TypeVar("Count", int, Lengths)
 
 ALIGNMENT = 16
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -43,10 +45,21 @@ def layout(codec: Codec, lengths: Lengths) -> Message:
     """Return the layout of a message with segments of ``lengths`` elements."""
     if codec.quantised:
         codes = _offsets(_code_nbytes(codec, lengths), start=0)
-        scales = _offsets(2 * -(-lengths // codec.block), start=_rounded(int(codes[-1])))
+        scales = _offsets(2 * _num_blocks(codec, lengths), start=_rounded(int(codes[-1])))
         return Message(codes, scales, _rounded(int(scales[-1])))
     codes = _offsets(lengths * ITEMSIZE[CAST_DTYPE[codec.format]], start=0)
     return Message(codes, np.full_like(codes, codes[-1]), int(codes[-1]))
+
+
+def message_nbytes(codec: Codec, lengths: Iterable[int]) -> int:
+    """Return the bytes of a message with segments of ``lengths`` elements."""
+    if not codec.quantised:
+        return sum(lengths) * ITEMSIZE[CAST_DTYPE[codec.format]]
+    codes = blocks = 0
+    for length in lengths:
+        codes += _code_nbytes(codec, length)
+        blocks += _num_blocks(codec, length)
+    return _rounded(codes) + _rounded(2 * blocks)
 
 
 def check_encode(
@@ -124,7 +137,11 @@ def _offsets(nbytes: Lengths, *, start: int) -> Lengths:
     return offsets
 
 
-def _code_nbytes(codec: Codec, lengths: Lengths) -> Lengths:
+def _num_blocks(codec: Codec, lengths: Count) -> Count:
+    return -(-lengths // codec.block)
+
+
+def _code_nbytes(codec: Codec, lengths: Count) -> Count:
     if codec.bits == 8:
         return lengths
     half, short = codec.block // 2, lengths % codec.block

@@ -80,8 +80,8 @@ template <class T, bool SATURATE> ZC_FN void store_rounded(u8* out, i64 i, F v) 
     }
 #if defined(__F16C__)
     else {
-        F bounded = SATURATE ? within_fp16(v) : v;
-        store_halves(out + 2 * i, where_nan(v, splat(u32(NAN_FP16)), round_fp16(bounded)));
+        F bounded = SATURATE ? within_fp16(v) : v;  // the one NaN of float32 becomes that of float16
+        store_fp16(out + 2 * i, flt(where_nan(v, splat(u32(NAN_F32)), bits(bounded))));
     }
 #endif
 }

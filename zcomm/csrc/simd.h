@@ -53,8 +53,9 @@ ZC_FN void store_halves(u8* out, I v) {
 ZC_FN F load_fp16(const u8* in) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
 }
-ZC_FN I round_fp16(F v) {
-    return _mm512_cvtepu16_epi32(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+ZC_FN void store_fp16(u8* out, F v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 ZC_FN u32 largest_word(I v) { return _mm512_reduce_max_epu32(v); }
 ZC_FN F within(F v, float limit) {
@@ -110,8 +111,9 @@ ZC_FN void store_halves(u8* out, I v) {
 ZC_FN F load_fp16(const u8* in) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
 }
-ZC_FN I round_fp16(F v) {
-    return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+ZC_FN void store_fp16(u8* out, F v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 ZC_FN u32 largest_word(I v) {
     __m128i r = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
