@@ -2,9 +2,9 @@
 
 Ψ is the number of parameters; a *volume* is the parameters once, in the type that travels (2Ψ bytes
 in 16 bits). The papers count volumes; here each level of the topology has its share of one: over a
-level of g positions, outside levels that hold L ranks a group, a rank sends (g-1)/(g·L) volumes, in
-a hierarchical all-gather and reduce-scatter alike. So a node sends (n-1)/n of a volume to n-1 other
-nodes. Padding is not in these numbers.
+level of g positions, whose groups have H ranks, a rank sends (g-1)/H of a volume, in a hierarchical
+all-gather and reduce-scatter alike. So a node sends (n-1)/n of a volume to n-1 other nodes. Padding
+is not in these numbers.
 """
 
 from __future__ import annotations
