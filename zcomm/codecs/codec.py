@@ -109,9 +109,7 @@ class Codec:
         ``segments``: lengths in elements, which add up to ``numel``; by default one segment.
         """
         codec = self.on_wire(dtype)
-        if segments is None:
-            return message_nbytes(codec, (numel,))
-        return message_nbytes(codec, _lengths(numel, segments).tolist())
+        return message_nbytes(codec, _checked(numel, segments))
 
     def encode(self, x: Any, *, seed: int = 0, segments: Sequence[int] | None = None) -> Bytes:
         """Return the message of the elements of ``x``, in C order, as a 1-D uint8 array.
@@ -171,11 +169,15 @@ def _is_block(block: int) -> bool:
     return SMALLEST_BLOCK <= block <= LARGEST_BLOCK and block & (block - 1) == 0
 
 
-def _lengths(numel: int, segments: Sequence[int] | None) -> Lengths:
-    lengths = np.asarray([numel] if segments is None else segments, np.int64)
-    if lengths.sum() != numel or (lengths < 0).any():
-        raise ValueError(f"segments {lengths.tolist()} do not add up to {numel} elements")
+def _checked(numel: int, segments: Sequence[int] | None) -> Sequence[int]:
+    lengths = (numel,) if segments is None else segments
+    if sum(lengths) != numel or min(lengths, default=0) < 0:
+        raise ValueError(f"segments {list(lengths)} do not add up to {numel} elements")
     return lengths
+
+
+def _lengths(numel: int, segments: Sequence[int] | None) -> Lengths:
+    return np.array(_checked(numel, segments), np.int64)
 
 
 def _starts(lengths: Lengths) -> Lengths:
