@@ -99,10 +99,10 @@ def side_by_side(
         lambda e: megabytes(e.between * num_ranks_per_node),
     )
     add("model states MB, a rank", lambda t: megabytes(t.states), lambda e: megabytes(e.states))
+    add("secondary MB, a rank", lambda t: megabytes(t.secondary), lambda e: megabytes(e.secondary))
     table.caption = (
         "wire MB: what all ranks of a node send, in 10^6 bytes; theory has no padding in it"
     )
-    add("secondary MB, a rank", lambda t: megabytes(t.secondary), lambda e: megabytes(e.secondary))
     return table
 
 

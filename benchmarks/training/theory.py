@@ -72,11 +72,6 @@ def zeropp(numel: int, shape: Sequence[int]) -> Expected:
     return Expected(_sent(numel, shape, each), states, numel * ITEMSIZE / _product(shape[:-1]))
 
 
-def volumes_between_nodes(scheme: str) -> float:
-    """Return the papers' volumes per step between nodes, of 16-bit elements, without scales."""
-    return {"stage 0": 2.0, "stage 3": 3.0, "ZeRO++": 1 / 2 + 0 + 1 / 4}[scheme]
-
-
 def _sent(numel: int, shape: Sequence[int], element_nbytes: Sequence[float]) -> tuple[float, ...]:
     """Return the bytes that a rank sends per level, when an element takes so many bytes there."""
     levels, holders = [], 1

@@ -50,8 +50,6 @@ def test_a_node_sends_the_volumes_of_the_papers_to_other_nodes(shape):
     # 0.75, and a scale of two bytes for 256 weights and for 128 gradients: 4 times less, or 3.94.
     assert volumes["ZeRO++"] == pytest.approx(0.75 + (2 / 256 + 2 / 128) / 2)
     assert volumes["stage 3"] / volumes["ZeRO++"] == pytest.approx(3.94, abs=0.005)
-    for name in sent:
-        assert abs(theory.volumes_between_nodes(name) - volumes[name]) < 0.012
 
 
 def test_seven_billion_parameters_on_four_nodes_of_eight():
