@@ -1,15 +1,14 @@
 """The native kernels' tests once more, on a module built with address and undefined sanitizers."""
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.codecs.build import ROOT, needs_compiler, run_cmake
+
 SANITIZERS = "address,undefined"
 PROGRAM = """
 import importlib.util, sys
@@ -23,19 +22,6 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 
 
-def built(folder):
-    """The native module, built with sanitizers."""
-    nanobind = subprocess.check_output([sys.executable, "-m", "nanobind", "--cmake_dir"], text=True)
-    options = [
-        f"-DZC_SANITIZE={SANITIZERS}",
-        f"-DPython_EXECUTABLE={sys.executable}",
-        f"-Dnanobind_DIR={nanobind.strip()}",
-    ]
-    subprocess.run(["cmake", "-S", ROOT, "-B", folder, *options], check=True)
-    subprocess.run(["cmake", "--build", folder], check=True)
-    return folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
-
-
 def runtime_of(sanitizer):
     name = f"lib{sanitizer}.so"
     path = subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip()
@@ -46,10 +32,10 @@ def runtime_of(sanitizer):
 
 @pytest.mark.sanitizer
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    not (shutil.which("gcc") and shutil.which("cmake")), reason="no gcc or no cmake"
-)
+@needs_compiler
 def test_native_kernels_under_sanitizers(tmp_path):
+    run_cmake(tmp_path, f"-DZC_SANITIZE={SANITIZERS}", target="_native")
+    module = tmp_path / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     environment = {
         **os.environ,
         "LD_PRELOAD": f"{runtime_of('asan')} {runtime_of('ubsan')}",
@@ -57,7 +43,7 @@ def test_native_kernels_under_sanitizers(tmp_path):
         "PYTHONPATH": str(ROOT),
     }
     tests = [ROOT / "tests" / "codecs" / f"test_{name}.py" for name in ("native", "sizes")]
-    command = [sys.executable, "-c", PROGRAM, built(tmp_path), *tests, "-q", "-m", "not slow"]
+    command = [sys.executable, "-c", PROGRAM, module, *tests, "-q", "-m", "not slow"]
     child = subprocess.run(
         [*map(str, command), "-p", "no:cacheprovider", "--timeout=0"],
         cwd=ROOT,
