@@ -22,7 +22,8 @@ def full_params(model: nn.Module) -> Iterator[None]:
     """Make all parameters whole; edits made inside, on all ranks alike, are kept.
 
     A collective: all ranks enter and leave. Forward and backward work inside. Only elements whose
-    bits were changed are taken from the parameters; the others keep their float32 master.
+    bits were changed are taken from the parameters; the others keep their float32 master. An
+    exception that leaves the context may lose edits: ranks cannot agree on them then.
 
     Example:
         >>> with zero.full_params(model):
@@ -44,9 +45,9 @@ def full_params(model: nn.Module) -> Iterator[None]:
     gathering.kept += 1
     try:
         yield
+        _take_edits(engine, before)
     finally:
         gathering.kept -= 1
-        _take_edits(engine, before)
         for unit in engine.units:
             if unit.depth == 0:
                 gathering.reshard(unit)
@@ -87,7 +88,7 @@ def full_grads(model: nn.Module) -> Iterator[None]:
             for index, parameter in enumerate(buffer.parameters):
                 if present[index]:
                     parameter.grad_dtype = None
-                    parameter.grad = buffer.slot_view(full, index)
+                    parameter.grad = buffer.gradient_view(full, index)
     try:
         yield
     finally:

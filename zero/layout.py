@@ -40,38 +40,64 @@ class Run:
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter in a buffer: its elements start at element ``start``, in memory order."""
+    """One parameter in a buffer: its elements start at element ``start``, in memory order.
+
+    ``gradient_start`` is its place in gradient memory, which has no room for parameters that have
+    no gradient (None).
+    """
 
     name: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     numel: int
     start: int
-    trainable: bool
+    gradient_start: int | None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the parameter has gradients that the optimizer steps."""
+        return self.gradient_start is not None
 
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """The slots of a buffer of ``numel`` elements, gaps included, and the runs of every rank."""
+    """The slots of a buffer, and the runs of every rank.
+
+    ``numel`` and ``gradient_numel`` are elements of the whole memory, gaps included.
+    """
 
     dtype: torch.dtype
     slots: tuple[Slot, ...]
     numel: int
+    gradient_numel: int
     runs: tuple[tuple[Run, ...], ...]
 
     @cached_property
     def all(self) -> Layout:
         """Segments of all parameters."""
-        return self._segments(self.runs)
-
-    def trainable_in(self, dtype: str) -> Layout:
-        """Return the segments of the parameters that have gradients, in memory of ``dtype``."""
-        layout = self._trainable
-        return layout if layout.dtype == dtype else Layout(dtype, layout.shards)
+        shards = [[self.segment(run) for run in runs] for runs in self.runs]
+        return Layout(dtype_name(self.dtype), tuple(map(tuple, shards)))
 
     @cached_property
-    def _trainable(self) -> Layout:
-        return self._segments(tuple(self.trainable_runs(rank) for rank in range(len(self.runs))))
+    def trainable(self) -> Layout:
+        """Segments of the parameters that have gradients."""
+        ranks = range(len(self.runs))
+        shards = [[self.segment(run) for run in self.trainable_runs(rank)] for rank in ranks]
+        return Layout(dtype_name(self.dtype), tuple(map(tuple, shards)))
+
+    def gradients(self, dtype: torch.dtype) -> Layout:
+        """Return the segments of gradient memory of a dtype."""
+        layout = self._gradients
+        name = dtype_name(dtype)
+        return layout if layout.dtype == name else Layout(name, layout.shards)
+
+    @cached_property
+    def _gradients(self) -> Layout:
+        ranks = range(len(self.runs))
+        shards = [
+            [self.gradient_segment(run) for run in self.trainable_runs(rank)] for rank in ranks
+        ]
+        return Layout(dtype_name(self.dtype), tuple(map(tuple, shards)))
 
     def trainable_runs(self, rank: int) -> tuple[Run, ...]:
         """Return the runs of one rank whose parameters have gradients."""
@@ -81,9 +107,11 @@ class BufferLayout:
         """Return the place of a run in the buffer."""
         return Segment(self.slots[run.slot].start + run.offset, run.numel)
 
-    def _segments(self, runs: tuple[tuple[Run, ...], ...]) -> Layout:
-        shards = tuple(tuple(self.segment(run) for run in shard) for shard in runs)
-        return Layout(dtype_name(self.dtype), shards)
+    def gradient_segment(self, run: Run) -> Segment:
+        """Return the place of a run in gradient memory."""
+        start = self.slots[run.slot].gradient_start
+        assert start is not None
+        return Segment(start + run.offset, run.numel)
 
 
 @dataclass(frozen=True)
@@ -154,10 +182,11 @@ def lay_out(
                 + ", ".join(map(dtype_name, DTYPES))
             )
     for dtype in dict.fromkeys(parameter.dtype for _, parameter in parameters):
-        slots, numel = _slots([(n, p) for n, p in parameters if p.dtype == dtype], dtype, trained)
+        alike = [(n, p) for n, p in parameters if p.dtype == dtype]
+        slots, numel, gradient_numel = _slots(alike, dtype, trained)
         shards = cut([slot.numel for slot in slots], len(owners), piece)
         runs = tuple(shard for _, shard in sorted(zip(owners, shards, strict=True)))
-        layouts.append(BufferLayout(dtype, slots, numel, runs))
+        layouts.append(BufferLayout(dtype, slots, numel, gradient_numel, runs))
     return tuple(layouts)
 
 
@@ -165,15 +194,18 @@ def _slots(
     parameters: Sequence[tuple[str, nn.Parameter]],
     dtype: torch.dtype,
     trained: Collection[nn.Parameter],
-) -> tuple[tuple[Slot, ...], int]:
+) -> tuple[tuple[Slot, ...], int, int]:
     grid = ALIGNMENT_NBYTES // dtype.itemsize
     slots = []
-    start = 0
+    start = gradient_start = 0
     for name, p in parameters:
+        extent = -(-p.numel() // grid) * grid
         trainable = p.requires_grad and p in trained
-        slots.append(Slot(name, tuple(p.shape), _stride(p), p.numel(), start, trainable))
-        start += -(-p.numel() // grid) * grid
-    return tuple(slots), start
+        place = gradient_start if trainable else None
+        slots.append(Slot(name, tuple(p.shape), _stride(p), p.numel(), start, place))
+        start += extent
+        gradient_start += extent if trainable else 0
+    return tuple(slots), start, gradient_start
 
 
 def _stride(parameter: nn.Parameter) -> tuple[int, ...]:

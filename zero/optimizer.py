@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from zcomm import Communicator, ZcommError
 from zero.config import Config
 from zero.edits import absorb, was_edited
-from zero.layout import dtype_name
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
 from zero.unit import Buffer, Master, Unit, pack
@@ -138,12 +137,12 @@ class Stepper:
                 for master in buffer.masters:
                     given = master.tensor.grad is not None
                     if present[master.run.slot] and not (given and master.owner == buffer.rank):
-                        grad = buffer.run_view(full, master.run)
+                        grad = buffer.gradient_run(full, master.run)
                         self._set_aside(master, grad.to(torch.float32))
 
 
 def gather_gradients(comm: Communicator, reducer: Reducer, unit: Unit) -> list[Tensor]:
-    """Gather the rounded gradients of a unit: memory of the whole buffer, per trainable buffer.
+    """Gather the rounded gradients of a unit: gradient memory of each trainable buffer.
 
     Runs without a gradient count as zero. A collective.
     """
@@ -157,8 +156,8 @@ def gather_gradients(comm: Communicator, reducer: Reducer, unit: Unit) -> list[T
         ]
         shards.append(pack(grads, dtype))
         home = reducer.home(buffer)
-        fulls.append(buffer.allocate(dtype) if home is None else home)
-        layouts.append(buffer.layout.trainable_in(dtype_name(dtype)))
+        fulls.append(buffer.allocate_gradient(dtype) if home is None else home)
+        layouts.append(buffer.layout.gradients(dtype))
     if fulls:
         comm.gather_layout(shards, fulls, layouts)
     return fulls

@@ -15,7 +15,6 @@ from zcomm import Communicator
 from zcomm.layout import Layout
 from zero.config import Config
 from zero.edits import note_versions
-from zero.layout import dtype_name
 from zero.unit import Unit, pack
 
 
@@ -74,7 +73,7 @@ class Publisher:
             masters = [master.tensor for master in buffer.masters]
             shards.append(pack(masters, buffer.layout.dtype))
             fulls.append(buffer.full)
-            layouts.append(buffer.layout.trainable_in(dtype_name(buffer.layout.dtype)))
+            layouts.append(buffer.layout.trainable)
         self._gather(unit, shards, fulls, layouts)
 
     def _gather(

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from zcomm import Communicator
 from zero.config import Config
-from zero.layout import dtype_name
 from zero.unit import Buffer, Master, Unit, split
 
 logger = logging.getLogger("zcomm")
@@ -74,7 +73,7 @@ class Reducer:
             grad = grad.to_dense()
         if buffer.local is None:
             buffer.local = self._local_memory(buffer)
-        place = buffer.slot_view(buffer.local, index)
+        place = buffer.gradient_view(buffer.local, index)
         if buffer.written[index]:
             place.add_(grad)
         else:
@@ -91,8 +90,7 @@ class Reducer:
             return
         fulls = [self._complete(buffer) for buffer in buffers]
         layouts = [
-            buffer.layout.trainable_in(dtype_name(full.dtype))
-            for buffer, full in zip(buffers, fulls, strict=True)
+            buffer.layout.gradients(full.dtype) for buffer, full in zip(buffers, fulls, strict=True)
         ]
         means = [torch.empty(layout.shard_numel(self._comm.rank)) for layout in layouts]
         self._comm.reduce_layout(
@@ -171,14 +169,14 @@ class Reducer:
         if self._config.stage > 1 or self.grad_dtype(buffer) != buffer.layout.dtype:
             return None
         if buffer.home is None:
-            buffer.home = buffer.allocate()
+            buffer.home = buffer.allocate_gradient(buffer.layout.dtype)
         return buffer.home
 
     def _local_memory(self, buffer: Buffer) -> Tensor:
         dtype = torch.float32 if self._in_float32 else buffer.layout.dtype
         home = self.home(buffer)
         if home is None or home.dtype != dtype:
-            return buffer.allocate(dtype)
+            return buffer.allocate_gradient(dtype)
         for master in buffer.own_masters():
             grad = master.tensor.grad
             if grad is not None and _shares(grad, home):
@@ -188,9 +186,9 @@ class Reducer:
     def _complete(self, buffer: Buffer) -> Tensor:
         if buffer.local is None:
             buffer.local = self._local_memory(buffer)
-        for index, written in enumerate(buffer.written):
-            if not written:
-                buffer.slot_view(buffer.local, index).zero_()
+        for index, slot in enumerate(buffer.layout.slots):
+            if slot.trainable and not buffer.written[index]:
+                buffer.gradient_view(buffer.local, index).zero_()
         return buffer.local
 
     def _used_in(self, buffer: Buffer) -> list[bool]:
@@ -203,9 +201,10 @@ class Reducer:
         buffer.local = None
         dtype = self.grad_dtype(buffer)
         at_home = self.home(buffer) is not None
-        if not self._keep_float32 and self.num_reductions == 0 and not at_home:
+        only = not self._keep_float32 and self.num_reductions == 0
+        if only and not at_home:
             mean = mean.to(dtype)
-        round_now = at_home and (mean.dtype == dtype or not self._keep_float32)
+        round_now = at_home and (only or dtype == torch.float32)
         masters = buffer.own_masters()
         parts = split(mean, [master.run for master in masters])
         for master, part in zip(masters, parts, strict=True):
@@ -221,7 +220,7 @@ class Reducer:
     def _rounded(self, buffer: Buffer, master: Master, grad: Tensor) -> Tensor:
         home = self.home(buffer)
         if home is not None:
-            return buffer.run_view(home, master.run).copy_(grad)
+            return buffer.gradient_run(home, master.run).copy_(grad)
         return grad.to(self.grad_dtype(buffer))
 
 

@@ -17,10 +17,7 @@ def replace_parameters(optimizer: Optimizer, units: tuple[Unit, ...]) -> None:
     """Put the masters in the place of their parameters, in groups and in the state.
 
     Groups keep their settings and identity. A master's state is the part of the parameter's state
-    that belongs to its run; what has one element (a step count) is copied.
-
-    Raises:
-        ValueError: a state that has neither one element nor the shape of its parameter.
+    that belongs to its run; what is a scalar (a step count) is copied.
     """
     places = {
         parameter: (buffer, index)
@@ -28,6 +25,7 @@ def replace_parameters(optimizer: Optimizer, units: tuple[Unit, ...]) -> None:
         for buffer in unit.buffers
         for index, parameter in enumerate(buffer.parameters)
     }
+    counts = _scalar_states(optimizer)
     for group in optimizer.param_groups:
         masters: list[Tensor] = []
         for parameter in group["params"]:
@@ -37,27 +35,33 @@ def replace_parameters(optimizer: Optimizer, units: tuple[Unit, ...]) -> None:
                 if master.run.slot == index:
                     masters.append(master.tensor)
                     if old:
-                        state = _cut_state(buffer.layout.slots[index], master, old)
+                        state = _cut_state(buffer.layout.slots[index], master, old, counts)
                         optimizer.state[master.tensor] = state
         group["params"] = masters
 
 
-def _cut_state(slot: Slot, master: Master, old: Mapping[str, Any]) -> dict[str, Any]:
+def _scalar_states(optimizer: Optimizer) -> set[str]:
+    """Return the names of states that are one number per parameter, whatever its shape."""
+    found = {"step"}
+    for parameter, state in optimizer.state.items():
+        if parameter.dim():
+            found |= {k for k, v in state.items() if isinstance(v, Tensor) and v.dim() == 0}
+    return found
+
+
+def _cut_state(
+    slot: Slot, master: Master, old: Mapping[str, Any], counts: set[str]
+) -> dict[str, Any]:
     state = {}
     for key, value in old.items():
-        if not isinstance(value, Tensor) or value.dim() == 0:
+        if not isinstance(value, Tensor) or key in counts:
             state[key] = value.clone() if isinstance(value, Tensor) else value
-        elif value.shape == torch.Size(slot.shape):
+        else:
             flat = in_memory_order(value, slot)
             part = flat[master.run.offset : master.run.offset + master.run.numel]
             # 16-bit parameters have 16-bit states, their masters float32 ones.
             state[key] = part.to(torch.float32) if value.is_floating_point() else part
             state[key] = state[key].clone()
-        else:
-            raise ValueError(
-                f"optimizer state {key} of {slot.name} has shape {tuple(value.shape)}, the"
-                f" parameter {slot.shape}: only states of the parameter's shape can be cut"
-            )
     return state
 
 
@@ -72,11 +76,18 @@ def trained_parameters(optimizer: Optimizer, model: nn.Module) -> set[nn.Paramet
     """Return the parameters in the optimizer's groups.
 
     Raises:
-        ValueError: when one is not a parameter of the model.
+        ValueError: when one is not a parameter of the model, or has a state that cannot be cut.
     """
     known = {id(parameter) for parameter in model.parameters()}
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     foreign = [tuple(parameter.shape) for parameter in trained if id(parameter) not in known]
     if foreign:
         raise ValueError(f"the optimizer has parameters that the model has not, shapes {foreign}")
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                raise ValueError(
+                    f"optimizer state {key} of {name} has shape {tuple(value.shape)}, the parameter"
+                    f" {tuple(parameter.shape)}: only states of the parameter's shape can be cut"
+                )
     return trained

@@ -62,7 +62,7 @@ class Buffer:
         shard: stage 3: this rank's runs, one after the other, in the parameters' dtype.
         masters: of this rank's trainable runs; in stage 0 of those of all ranks.
         separate: whether masters have memory of their own.
-        local: this rank's own gradient of the whole buffer, not yet reduced.
+        local: this rank's own gradients, not yet reduced, in gradient memory.
         written: which slots of ``local`` hold a gradient.
         home: stages 0 and 1: the gradient memory that stays, in the parameters' dtype.
     """
@@ -95,9 +95,13 @@ class Buffer:
         """The runs of this rank that have gradients."""
         return self.layout.trainable_runs(self.rank)
 
-    def allocate(self, dtype: torch.dtype | None = None) -> Tensor:
+    def allocate(self) -> Tensor:
         """Return memory for the whole buffer, not initialised."""
-        return torch.empty(self.layout.numel, dtype=dtype or self.layout.dtype)
+        return torch.empty(self.layout.numel, dtype=self.layout.dtype)
+
+    def allocate_gradient(self, dtype: torch.dtype) -> Tensor:
+        """Return memory for the gradients of all parameters, not initialised."""
+        return torch.empty(self.layout.gradient_numel, dtype=dtype)
 
     def slot_view(self, memory: Tensor, index: int) -> Tensor:
         """Return a parameter's place in memory of the whole buffer, in the parameter's shape."""
@@ -107,6 +111,17 @@ class Buffer:
     def run_view(self, memory: Tensor, run: Run) -> Tensor:
         """Return a run's place in memory of the whole buffer, 1-D."""
         segment = self.layout.segment(run)
+        return memory[segment.start : segment.start + segment.numel]
+
+    def gradient_view(self, memory: Tensor, index: int) -> Tensor:
+        """Return a parameter's place in gradient memory, in the parameter's shape."""
+        slot = self.layout.slots[index]
+        assert slot.gradient_start is not None
+        return memory.as_strided(slot.shape, slot.stride, slot.gradient_start)
+
+    def gradient_run(self, memory: Tensor, run: Run) -> Tensor:
+        """Return a run's place in gradient memory, 1-D."""
+        segment = self.layout.gradient_segment(run)
         return memory[segment.start : segment.start + segment.numel]
 
     def show(self, memory: Tensor) -> None:

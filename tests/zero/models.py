@@ -56,6 +56,20 @@ class Tower(nn.Module):
         return self.head(x)
 
 
+class Reordered(nn.Module):
+    """Units called in another order, or left out, from one call to the next; mixed dtypes."""
+
+    def __init__(self, width=33):
+        super().__init__()
+        self.parts = nn.ModuleList([Block(width, 40) for _ in range(3)])
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x, order):
+        for index in order:
+            x = self.parts[index](x)
+        return self.norm(x.to(self.norm.weight.dtype))
+
+
 def make(kind, *arguments, seed=0, dtype=torch.float32, **options):
     """Build a model from a seed, without touching the state of the global generator."""
     with _GENERATOR, torch.random.fork_rng(devices=[]):

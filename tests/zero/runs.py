@@ -26,10 +26,9 @@ class Outcome:
 
 
 def on(topology, program, *arguments, **options):
-    """Run ``program(comm, ...)`` on all ranks of a topology; results by rank."""
-    return zcomm.run_local(
-        lambda comm: program(comm, *arguments, **options), SIZES[topology], topology
-    )
+    """Run ``program(comm, ...)`` on all ranks of a topology (or its text); results by rank."""
+    size = SIZES[topology] if isinstance(topology, str) else topology.size
+    return zcomm.run_local(lambda comm: program(comm, *arguments, **options), size, topology)
 
 
 def train(

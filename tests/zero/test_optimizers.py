@@ -205,6 +205,43 @@ def test_states_that_exist_are_sharded_too(stage, dtype):
         assert relative_difference(found, wanted) <= (1e-5 if dtype == torch.float32 else 4e-3)
 
 
+class Scaled(nn.Module):
+    """A parameter without dimensions: its moments look like its step count."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return (self.linear(x) * self.scale).square().mean()
+
+
+@pytest.mark.parametrize("name", ["AdamW amsgrad", "NAdam", "ASGD", "Rprop"])
+def test_states_of_a_parameter_without_dimensions(name):
+    def steps(model, optimizer):
+        for _ in range(2):
+            model(torch.ones(5)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def program(comm):
+        model = make(Scaled)
+        optimizer = ELEMENTWISE[name](model.parameters())
+        steps(model, optimizer)
+        zero.shard(model, optimizer, zero.Config(), comm=comm)
+        steps(model, optimizer)
+        return whole(model)
+
+    alone = make(Scaled)
+    optimizer = ELEMENTWISE[name](alone.parameters())
+    steps(alone, optimizer)
+    steps(alone, optimizer)
+    wanted = {n: p.detach() for n, p in alone.named_parameters()}
+    for found in on("2", program):
+        assert relative_difference(found, wanted) <= 1e-6
+
+
 def test_a_state_of_another_shape_is_refused():
     def program(comm):
         model = nn.Linear(4, 4)

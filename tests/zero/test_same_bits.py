@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import zero
-from tests.zero.models import Tower, make
-from tests.zero.runs import SIZES, assert_same_bits, on, train
+from tests.zero.models import Reordered, Tower, make
+from tests.zero.runs import SIZES, assert_same_bits, on, shard, train, whole
+from topology import Level, Topology
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -99,6 +100,82 @@ def test_float32_gradients(stage, option):
     for outcome, wanted in zip(outcomes, expected, strict=True):
         assert outcome.losses == wanted.losses
         assert_same_bits(outcome.parameters, wanted.parameters)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_accumulation_that_begins_and_ends_with_a_parameter_used_late(stage):
+    """The number of backwards changes from step to step; what is rounded when does not differ."""
+    model = make(Reordered, dtype=torch.bfloat16)
+
+    def program(comm, config):
+        sharded, optimizer = shard(comm, model, config)
+        for step, num_backwards in enumerate((1, 1, 3, 2, 1, 1)):
+            for part in range(num_backwards):
+                x = normal(comm.rank, step, part).bfloat16()
+                order = (0, 1, 2) if part == num_backwards - 1 else (0, 2)
+                sharded(x, order).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return whole(sharded)
+
+    compare_with_stage_0(program, zero.Config(stage=stage))
+
+
+@pytest.mark.parametrize("config", [zero.Config(stage=2), zero.Config(secondary="node")])
+def test_order_of_calls_changes_and_units_are_left_out(config):
+    """In one unit parameters of two dtypes, too."""
+    model = make(Reordered)
+    model.parts[1].bfloat16()
+    model.parts[1].norm.float()
+
+    def program(comm, config):
+        sharded, optimizer = shard(comm, model, config)
+        for step, order in enumerate([(0, 2), (2, 0), (2,), (0, 0, 2), (0, 2)]):
+            x = normal(comm.rank, step)
+            # Autocast's cache of casts is shared, and emptied, by all threads: here, by all ranks.
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+                y = sharded(x, order) + sharded.parts[1](x)
+            y.float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return whole(sharded)
+
+    compare_with_stage_0(program, config)
+
+
+def normal(*numbers):
+    seed = sum(number * 1000**place for place, number in enumerate(numbers))
+    return torch.randn(3, 33, generator=torch.Generator().manual_seed(seed))
+
+
+def compare_with_stage_0(program, config, topology="2x2"):
+    expected = on(topology, program, zero.Config(stage=0))
+    for found in on(topology, program, config):
+        assert_same_bits(found, expected[0])
+
+
+UNEVEN = Topology((Level("node", ((0, 2), (1,))), Level("network", ((0, 1, 2),))))
+PERMUTED = Topology((Level("node", ((3, 0), (2, 1))), Level("network", ((0, 1, 2, 3),))))
+
+
+@pytest.mark.parametrize(
+    ("topology", "config"),
+    [
+        (UNEVEN, zero.Config(stage=2)),
+        (UNEVEN, zero.Config(stage=3)),
+        (UNEVEN, zero.Config(secondary=1)),
+        (PERMUTED, zero.Config(stage=1)),
+        (PERMUTED, zero.Config(stage=3)),
+        (PERMUTED, zero.Config(secondary="node")),
+    ],
+)
+def test_uneven_nodes_and_permuted_ranks(topology, config):
+    model = make(Tower)
+
+    def program(comm, config):
+        return train(comm, model, config, steps=3).parameters
+
+    compare_with_stage_0(program, config, topology)
 
 
 @pytest.mark.slow
