@@ -43,6 +43,26 @@ def test_formulas(topology, stage):
     assert mean == pytest.approx(wanted, rel=0.02)
 
 
+@pytest.mark.parametrize("stage", range(4))
+def test_frozen_parameters_have_no_gradient_master_or_state(stage):
+    model = make(Tower, **WIDE, dtype=torch.bfloat16)
+    model.blocks.requires_grad_(False)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+    def program(comm):
+        sharded, optimizer = shard(comm, model, zero.Config(stage=stage))
+        for step in range(2):
+            loss_of(sharded, tokens(comm.rank, step, vocabulary=512)).backward()
+            counted = zero.model_state_nbytes(sharded, optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+        return counted.gradients + counted.masters + counted.optimizer
+
+    replicated = {0: 14, 1: 2, 2: 0, 3: 0}[stage]
+    wanted = trained * (4 * replicated + 14 - replicated)
+    assert sum(on("2x2", program)) == pytest.approx(wanted, rel=0.01)
+
+
 @pytest.mark.parametrize(("secondary", "group"), [("node", 2), (1, 1), (4, 4)])
 def test_secondary(secondary, group):
     model = make(Tower, **WIDE, dtype=torch.bfloat16)
