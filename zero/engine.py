@@ -32,6 +32,9 @@ class Engine:
     stepper: Stepper
     schedule: Schedule
 
+    def __deepcopy__(self, memo: object) -> Engine:
+        raise TypeError("a sharded model cannot be copied: copy it before zero.shard")
+
 
 def remember(engine: Engine, *owners: nn.Module | Optimizer) -> None:
     """Let a model or optimizer be known as sharded by ``engine``."""

@@ -82,10 +82,7 @@ class Stepper:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = _evaluate_closure(args, kwargs)
-        for unit in self._units:
-            for buffer in unit.trainable:
-                if buffer.full is not None and was_edited(buffer):
-                    absorb(buffer, exact=self._publisher.is_exact(unit))
+        self._take_edits()
         self._skip = not math.isfinite(self.norm())
         if self._skip:
             self._count_skip()
@@ -102,6 +99,15 @@ class Stepper:
                 if grad is not None and grad.dtype != torch.float32:
                     self._set_aside(master, grad.to(torch.float32))
         return args, kwargs
+
+    def _take_edits(self) -> None:
+        """Stages 0-2: carry what was done to parameters since the last step to their masters."""
+        for unit in self._units:
+            exact = self._publisher.is_exact(unit)
+            for buffer in unit.trainable:
+                # Torch does not see edits of p.data; without a codec a comparison does.
+                if buffer.full is not None and (exact or was_edited(buffer)):
+                    absorb(buffer, exact=exact)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for master, grad in self._aside:

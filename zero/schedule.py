@@ -54,10 +54,10 @@ class Schedule:
         def before_forward(module: nn.Module, args: Any) -> None:
             self._abandon_failed_backward()
             self._refuse_thawed(unit)
-            unit.depth += 1
             if self._gathering.sharded:
                 self._gathering.gather(unit)
                 self._gathering.saved.enter()
+            unit.depth += 1
 
         return before_forward
 
@@ -76,7 +76,7 @@ class Schedule:
 
     def _after_forward(self, unit: Unit) -> Callable[[nn.Module, Any, Any], None]:
         def after_forward(module: nn.Module, args: Any, output: Any) -> None:
-            if unit.depth == 0:  # a hook before ours raised
+            if unit.depth == 0:  # before_forward raised, or never ran
                 return
             unit.depth -= 1
             if self._gathering.sharded:
@@ -126,9 +126,9 @@ class Schedule:
     def _begin(self) -> None:
         if self._in_backward:
             return
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._in_backward = True
         self._reducer.begin()
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _end_complete(self) -> None:
         complete = [u for u in self._units if u.state is State.BACKWARD and not u.pending]

@@ -17,7 +17,7 @@ from zero.edits import note_versions
 from zero.elementwise import check_elementwise, prefer_fused
 from zero.engine import Engine, is_sharded, remember
 from zero.gather import Gathering
-from zero.layout import BufferLayout, UnitModules, dtype_name, find_units, lay_out
+from zero.layout import BufferLayout, UnitModules, find_units, lay_out
 from zero.optimizer import Stepper
 from zero.publish import Publisher
 from zero.reduce import Reducer
@@ -66,7 +66,7 @@ def shard(
     found = find_units(model, config.units)
     owners = comm.topology.ownership()
     layouts = [lay_out(u.parameters, owners, config.piece_numel, trained) for u in found]
-    _check_alike(comm, layouts, model)
+    _check_alike(comm, layouts, (model, optimizer, config))
     units = tuple(
         _make_unit(unit, layout, comm, config) for unit, layout in zip(found, layouts, strict=True)
     )
@@ -156,23 +156,25 @@ def _broadcast(comm: Communicator, tensor: Tensor) -> None:
 
 
 def _check_alike(
-    comm: Communicator, layouts: list[tuple[BufferLayout, ...]], model: nn.Module
+    comm: Communicator,
+    layouts: list[tuple[BufferLayout, ...]],
+    given: tuple[nn.Module, Optimizer, Config],
 ) -> None:
-    parts = [
-        (dtype_name(layout.dtype), slot.name, slot.shape, slot.stride, slot.trainable)
-        for unit in layouts
-        for layout in unit
-        for slot in layout.slots
-    ]
-    shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in model.named_buffers()]
-    digest = hashlib.blake2b(repr((parts, shapes)).encode(), digest_size=8).digest()
-    rows = comm.all_gather_values(np.frombuffer(digest, np.int64))
-    different = [rank for rank in range(comm.size) if rows[rank, 0] != rows[0, 0]]
-    if different:
-        raise ValueError(
-            "the models have different parameters or buffers (name, shape, dtype, trained or not):"
-            f" ranks {different} differ from rank 0"
-        )
+    model, optimizer, config = given
+    buffers = [(name, tuple(t.shape), str(t.dtype)) for name, t in model.named_buffers()]
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    facts = {
+        "parameters (name, shape, dtype, trained or not)": layouts,
+        "buffers": buffers,
+        "optimizers or groups": (type(optimizer).__name__, groups),
+        "configurations": config,
+    }
+    digests = [hashlib.blake2b(repr(f).encode(), digest_size=8).digest() for f in facts.values()]
+    rows = comm.all_gather_values(np.frombuffer(b"".join(digests), np.int64))
+    for index, what in enumerate(facts):
+        different = [rank for rank in range(comm.size) if rows[rank, index] != rows[0, index]]
+        if different:
+            raise ValueError(f"ranks {different} differ from rank 0 in their {what}")
 
 
 def _drop_with_zero_grad(model: nn.Module, optimizer: Optimizer, reducer: Reducer) -> None:

@@ -337,10 +337,12 @@ def test_edits_of_whole_parameters_outside_full_params(stage, dtype):
         sharded, optimizer = shard(comm, model, zero.Config(stage=stage))
         with torch.no_grad():
             sharded.scale.fill_(2)
+        sharded.head.bias.data.fill_(3)
         optimizer.step()
-        return whole(sharded)["scale"].item()
+        found = whole(sharded)
+        return found["scale"].item(), *found["head.bias"].unique().tolist()
 
-    assert on("2", program) == [2.0, 2.0]
+    assert on("2", program) == [(2.0, 3.0)] * 2
 
 
 def test_edits_inside_a_forward_of_stage_3():
@@ -394,13 +396,32 @@ def test_training_inside_full_params():
     assert_same_bits(on("2", program, inside=True)[0], on("2", program, inside=False)[0])
 
 
-def test_models_that_differ_between_ranks_are_refused():
+DIFFERENCES = {
+    "parameters": lambda: (make(Tower, width=34), adamw, zero.Config()),
+    "optimizers or groups": lambda: (make(Tower), torch.optim.Adam, zero.Config()),
+    "configurations": lambda: (make(Tower), adamw, zero.Config(stage=2)),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_what_differs_between_ranks_is_refused(what):
     def program(comm):
-        model = make(Tower, width=33 + comm.rank // 3)
-        with pytest.raises(ValueError, match=r"ranks \[3\] differ from rank 0"):
-            zero.shard(model, adamw(model.parameters()), zero.Config(), comm=comm)
+        model, make_optimizer, config = make(Tower), adamw, zero.Config()
+        if comm.rank == 3:
+            model, make_optimizer, config = DIFFERENCES[what]()
+        with pytest.raises(ValueError, match=rf"ranks \[3\] differ from rank 0 in their {what}"):
+            zero.shard(model, make_optimizer(model.parameters()), config, comm=comm)
 
     on("2x2", program)
+
+
+def test_a_sharded_model_is_not_copied():
+    def program(comm):
+        sharded, _ = shard(comm, make(Tower), zero.Config(stage=0))
+        with pytest.raises(TypeError, match=r"copy it before zero\.shard"):
+            copy.deepcopy(sharded)
+
+    on("1", program)
 
 
 def test_what_was_not_sharded_is_refused():
