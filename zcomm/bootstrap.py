@@ -60,23 +60,24 @@ def init(
         TopologyError: a topology that does not describe this job.
         CollectiveMismatch: ranks whose version, topology or settings differ.
     """
+    world = launcher.world() if comm is None else comm
+    hooked = abort and world.Get_size() > 1
+    if hooked:
+        exits.install(world)
     _check_choice("device", device, ("auto", "cpu"))
     _check_choice("transport", transport, ("auto", "mpi"))
-    world = launcher.world() if comm is None else comm
     from zcomm.transports.mpi import MpiTransport
 
     moves = MpiTransport(world)
     _configure_logging(moves.rank)
     for name in environment.unknown():
         logging.getLogger("zcomm").warning("%s is not a setting of zcomm: ignored", name)
-    if abort and moves.size > 1:
-        exits.install(moves)
     found = _topology(topology, moves.size, world)
     if not _MPI_STREAM:
         _MPI_STREAM.append(Stream())
     made = _communicator(moves, found, _MPI_STREAM[0], min_numel)
     agree(made._channel, _settings(found, min_numel))
-    if abort and moves.size > 1:
+    if hooked:
         exits.watch(made)
     return made
 

@@ -272,16 +272,19 @@ class Communicator:
         codec: CodecSpec = None,
         algorithm: str = "auto",
         min_numel: int | None = None,
+        label: str = "",
         async_op: bool = False,
     ) -> Any:
         """Gather shards that consist of segments into ``fulls``, where the layouts say.
 
         ``shards[i]`` holds this rank's segments of layout i, one after the other; it may be longer.
-        All items travel in one message per peer and hop. Counted as all_gather. Returns ``fulls``.
+        All items travel in one message per peer and hop. ``label`` names in the handshake what is
+        gathered, so that ranks that gather different things of one shape are told so. Counted as
+        all_gather. Returns ``fulls``.
         """
         items = arguments.layout_items(shards, fulls, layouts, self.rank, self.size)
         limit = self.min_numel if min_numel is None else min_numel
-        return self._gather(items, fulls, codec, algorithm, limit, async_op)
+        return self._gather(items, fulls, codec, algorithm, limit, async_op, label)
 
     def reduce_layout(
         self,
@@ -294,6 +297,7 @@ class Communicator:
         algorithm: str = "auto",
         reduce_dtype: str | None = None,
         min_numel: int | None = None,
+        label: str = "",
         async_op: bool = False,
     ) -> Any:
         """Reduce ``fulls`` over all ranks; write this rank's segments, compact, to ``shards``.
@@ -303,14 +307,18 @@ class Communicator:
         """
         items = arguments.layout_items(shards, fulls, layouts, self.rank, self.size)
         limit = self.min_numel if min_numel is None else min_numel
-        return self._reduce(items, shards, op, codec, algorithm, reduce_dtype, limit, async_op)
+        return self._reduce(
+            items, shards, op, codec, algorithm, reduce_dtype, limit, async_op, label
+        )
 
     def close(self) -> None:
         """Finish what was issued and release the transport; all ranks call it.
 
         Sub-communicators end with it.
         """
-        if not self._closed and self._owner is not None:
+        if self._owner is None:
+            self._closed = True
+        elif not self._closed:
             self.leave()
             self._owner.close()
 
@@ -319,6 +327,7 @@ class Communicator:
         if not self._closed:
             self._closed = True
             self._stream.call(lambda: self._guard.check("leaving the job", patient=True))
+            self._stream.raise_unawaited()
 
     def __enter__(self) -> Communicator:
         return self
@@ -340,6 +349,7 @@ class Communicator:
         algorithm: str,
         min_numel: int,
         async_op: bool,
+        label: str = "",
     ) -> Any:
         codecs = self._planner.codecs("all_gather", codec, items, min_numel)
         if any(codecs):
@@ -354,7 +364,8 @@ class Communicator:
                 self._channel, made, [item.shard for item in items], [item.full for item in items]
             )
 
-        return self._issue(self._planner.describe(made), execute, items, result, async_op)
+        words = self._planner.describe(made, label=label)
+        return self._issue(words, execute, items, result, async_op)
 
     def _reduce(
         self,
@@ -366,6 +377,7 @@ class Communicator:
         reduce_dtype: str | None,
         min_numel: int,
         async_op: bool,
+        label: str = "",
     ) -> Any:
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("reduce_scatter", codec, items, min_numel, op)
@@ -380,7 +392,8 @@ class Communicator:
             fulls, shards = [item.full for item in items], [item.shard for item in items]
             reduce_scatter(self._channel, made, fulls, shards, reduction)
 
-        return self._issue(self._planner.describe(made, op), execute, items, result, async_op)
+        words = self._planner.describe(made, op, label)
+        return self._issue(words, execute, items, result, async_op)
 
     def _issue(
         self,

@@ -9,38 +9,64 @@ found in another operation, which ends them all.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
+from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from zcomm.communicator import Communicator
-from zcomm.errors import CollectiveMismatch
-from zcomm.transports.base import Transport
 
-STAGGER_SECONDS = 0.25
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+STAGGER_SECONDS = 0.5
 """An error that all ranks raise is printed by the lowest, which ends the others before it is their
 turn."""
 
 LONGEST_STAGGER_SECONDS = 3.0
+FORWARD_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The job that this process is a rank of; its forked children are not."""
+
+    world: MPI.Intracomm
+    rank: int
+    process: int
+
+    def is_mine(self) -> bool:
+        return os.getpid() == self.process
+
+    def abort(self, text: str) -> None:
+        print(f"zcomm[{self.rank}]: {text}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # Launchers drop what they have not forwarded yet when they end the ranks.
+        time.sleep(FORWARD_SECONDS)
+        self.world.Abort(1)
+
+
 _OPEN: list[Communicator] = []
 """Held until they are closed: a program that leaves has let go of its own references."""
-_INSTALLED: list[Transport] = []
+_JOBS: list[_Job] = []
 
 
-def install(transport: Transport) -> None:
-    """Abort the job through ``transport`` when an exception reaches the top of this process.
-
-    Once per process.
-    """
-    if _INSTALLED:
+def install(world: MPI.Intracomm) -> None:
+    """Abort the job when an exception reaches the top of this process; once per process."""
+    if _JOBS:
         return
-    _INSTALLED.append(transport)
+    job = _Job(world, world.Get_rank(), os.getpid())
+    _JOBS.append(job)
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        time.sleep(min(transport.rank * STAGGER_SECONDS, LONGEST_STAGGER_SECONDS))
+        if job.is_mine():
+            time.sleep(min(job.rank * STAGGER_SECONDS, LONGEST_STAGGER_SECONDS))
         previous(kind, error, trace)
-        _abort(transport, f"{kind.__name__} on this rank: ending all {transport.size} ranks")
+        if job.is_mine():
+            job.abort(f"{kind.__name__} on this rank: ending all {world.Get_size()} ranks")
 
     sys.excepthook = hook
     atexit.register(_leave)
@@ -53,14 +79,11 @@ def watch(comm: Communicator) -> None:
 
 
 def _leave() -> None:
+    job = _JOBS[0]
+    if not job.is_mine():
+        return
     for comm in _OPEN:
         try:
             comm.leave()
-        except CollectiveMismatch as error:
-            _abort(_INSTALLED[0], f"this rank left while others did not: {error}")
-
-
-def _abort(transport: Transport, text: str) -> None:
-    print(f"zcomm[{transport.rank}]: {text}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    transport.abort(1)
+        except Exception as error:
+            job.abort(f"this rank left the job, and {type(error).__name__}: {error}")

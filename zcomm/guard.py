@@ -15,8 +15,8 @@ import numpy as np
 
 from zcomm import environment
 from zcomm.arrays import Memory
-from zcomm.collectives.channel import Channel
-from zcomm.errors import CollectiveMismatch, CollectiveTimeout
+from zcomm.collectives.channel import Channel, in_words
+from zcomm.errors import CollectiveMismatch
 
 _HEADER = struct.Struct("<II8s")
 _DESCRIPTION_NBYTES = 512
@@ -58,16 +58,9 @@ class Guard:
         channel = self._channel
         rows = [own if rank == channel.rank else np.empty_like(own) for rank in range(channel.size)]
         recvs = {rank: row for rank, row in enumerate(rows) if rank != channel.rank}
-        timeout = None if patient else environment.seconds("ZCOMM_TIMEOUT")
-        late = channel.exchange(
-            "guard", dict.fromkeys(recvs, own), recvs, dict.fromkeys(recvs, 0), timeout=timeout
-        )
-        if late:
-            raise CollectiveTimeout(
-                f"rank {channel.rank} waited {timeout:g} s in {description} "
-                f"(call {self._calls}) for "
-                f"{_ranks(sorted(late))} (ZCOMM_TIMEOUT sets the limit)"
-            )
+        sends, nothing = dict.fromkeys(recvs, own), dict.fromkeys(recvs, 0)
+        doing = f"{description} (call {self._calls})"
+        channel.exchange("guard", sends, recvs, nothing, doing=doing, patient=patient)
         return rows
 
     def _in_words(self, headers: list[Memory], texts: list[Memory]) -> str:
@@ -78,13 +71,9 @@ class Guard:
                 rank
             )
         said = "; ".join(
-            f"{_ranks(ranks)}: {text} (call {number})" for (text, number), ranks in calls.items()
+            f"{in_words(ranks)}: {text} (call {number})" for (text, number), ranks in calls.items()
         )
         return f"ranks called different things: {said}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 
 def agree(channel: Channel, settings: dict[str, str]) -> None:
@@ -97,13 +86,14 @@ def agree(channel: Channel, settings: dict[str, str]) -> None:
     own = np.frombuffer(text[:_SETTINGS_NBYTES].ljust(_SETTINGS_NBYTES), np.uint8)
     rows = [own if rank == channel.rank else np.empty_like(own) for rank in range(channel.size)]
     recvs = {rank: row for rank, row in enumerate(rows) if rank != channel.rank}
-    channel.exchange("guard", dict.fromkeys(recvs, own), recvs, dict.fromkeys(recvs, 0))
+    sends, nothing = dict.fromkeys(recvs, own), dict.fromkeys(recvs, 0)
+    channel.exchange("guard", sends, recvs, nothing, doing="zcomm.init")
     ranks_of: dict[str, list[int]] = {}
     for rank, row in enumerate(rows):
         for line in bytes(row).decode(errors="replace").strip().splitlines():
             ranks_of.setdefault(line, []).append(rank)
     differing = [
-        f"{line} on {_ranks(ranks)}"
+        f"{line} on {in_words(ranks)}"
         for line, ranks in ranks_of.items()
         if len(ranks) < channel.size
     ]

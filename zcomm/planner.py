@@ -38,7 +38,7 @@ class Planner:
         self._topology = topology
         self._plans: dict[object, Plan] = {}
         self._all_reduces: dict[object, AllReduce] = {}
-        self._words: dict[tuple[Plan, str], str] = {}
+        self._words: dict[tuple[Plan, str, str], str] = {}
         self._said: set[object] = set()
 
     def codecs(
@@ -114,17 +114,19 @@ class Planner:
             )
         return self._all_reduces[key]
 
-    def describe(self, made: Plan, op: str = "") -> str:
+    def describe(self, made: Plan, op: str = "", label: str = "") -> str:
         """Return the call in words, the same on all ranks that mean the same."""
-        if (made, op) not in self._words:
+        key = (made, op, label)
+        if key not in self._words:
             items = ", ".join(f"{layout.dtype}[{layout.numel}]" for layout in made.layouts[:4])
             more = f" and {len(made.layouts) - 4} more" if len(made.layouts) > 4 else ""
             digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4)
             sums = "/".join(dict.fromkeys(wire.dtype for wire in made.partials))
             reduction = f" op={op} sums={sums}" if op else ""
             how = f"codec={_codecs(made)} algorithm={made.algorithm} layout={digest.hexdigest()}"
-            self._words[made, op] = f"{made.counted_as} {items}{more}{reduction} {how}"
-        return self._words[made, op]
+            name = f" of {label}" if label else ""
+            self._words[key] = f"{made.counted_as}{name} {items}{more}{reduction} {how}"
+        return self._words[key]
 
     def announce(self, made: Plan) -> None:
         """Say once which algorithm and codec an operation runs with."""
@@ -144,6 +146,9 @@ class Planner:
 
 def _codecs(made: Plan) -> str:
     """Return the codecs of a plan's hops, in their order, as text."""
+    if not made.quantised:
+        return "none"
     return ",".join(
-        "+".join(dict.fromkeys(str(wire.codec) for wire in hop.formats)) for hop in made.hops
+        "+".join(dict.fromkeys(str(wire.codec or "none") for wire in hop.formats))
+        for hop in made.hops
     )

@@ -31,6 +31,7 @@ class Work(Generic[T]):
         self._finished = threading.Event()
         self._result: T | None = None
         self.error: BaseException | None = None
+        self.awaited = False
 
     def run(self) -> None:
         """Run the operation; the stream calls this once."""
@@ -49,6 +50,7 @@ class Work(Generic[T]):
     def wait(self) -> T:
         """Wait for the operation and return its result; raises what it raised."""
         self._finished.wait()
+        self.awaited = True
         if self.error is not None:
             raise self.error
         return self._result  # type: ignore[return-value]
@@ -60,6 +62,7 @@ class Stream:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._queue: deque[Work[object]] = deque()
+        self._failed: list[Work[object]] = []
         self._running = False
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -94,6 +97,13 @@ class Stream:
             self._condition.notify_all()
         return work
 
+    def raise_unawaited(self) -> None:
+        """Raise the error of an operation that failed and whose end nobody awaited."""
+        failed = [work for work in self._failed if not work.awaited]
+        self._failed.clear()
+        if failed:
+            failed[0].wait()
+
     def stop(self) -> None:
         """Finish what is queued and end the worker thread."""
         with self._condition:
@@ -115,6 +125,7 @@ class Stream:
             work.run()
             if work.error is not None:
                 logger.error("asynchronous operation failed: %r", work.error)
+                self._failed.append(work)
             self._release()
 
     def _release(self) -> None:

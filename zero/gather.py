@@ -58,7 +58,7 @@ class Gathering:
         shards = [buffer.shard for buffer in unit.buffers]
         layouts = [buffer.layout.all for buffer in unit.buffers]
         codec = self._codec if unit.quantise else None
-        self._comm.gather_layout(shards, fulls, layouts, codec=codec, min_numel=0)
+        self._comm.gather_layout(shards, fulls, layouts, codec=codec, min_numel=0, label=unit.label)
 
     def reshard(self, unit: Unit) -> None:
         """Let go of a whole unit; parameters that were changed in place go back to the shard."""

@@ -101,6 +101,7 @@ class Reducer:
             codec=self._codecs if unit.quantise else None,
             reduce_dtype=self._reduce_dtype,
             min_numel=0,
+            label=unit.label,
         )
         for buffer, mean in zip(buffers, means, strict=True):
             self._add(buffer, mean)

@@ -106,7 +106,7 @@ class Secondary:
             self._spread_codes(unit, codec, current.held[0], fulls)
         else:
             layouts = [self._group_layout(buffer) for buffer in unit.buffers]
-            self.group.gather_layout(current.held, fulls, layouts)
+            self.group.gather_layout(current.held, fulls, layouts, label=unit.label)
 
     def _fill(self, unit: Unit, codec: Codec | None) -> list[Tensor]:
         layouts = [self._rail_layout(buffer) for buffer in unit.buffers]
@@ -115,7 +115,7 @@ class Secondary:
             for buffer, layout in zip(unit.buffers, layouts, strict=True)
         ]
         shards = [buffer.shard for buffer in unit.buffers]
-        self.rail.gather_layout(shards, held, layouts, codec=codec, min_numel=0)
+        self.rail.gather_layout(shards, held, layouts, codec=codec, min_numel=0, label=unit.label)
         return held
 
     def _fill_codes(self, unit: Unit, codec: Codec | None) -> list[Tensor]:
@@ -128,7 +128,7 @@ class Secondary:
         layout = self._codes_layout(unit, codec, (self._rails[self._position],))
         rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
         held = torch.empty(layout.numel, dtype=torch.uint8)
-        self.rail.gather_layout([own], [held], [rail])
+        self.rail.gather_layout([own], [held], [rail], label=unit.label)
         return [held]
 
     def _spread_codes(
@@ -136,7 +136,7 @@ class Secondary:
     ) -> None:
         layout = self._codes_layout(unit, codec, tuple(self._rails))
         memory = torch.empty(layout.numel, dtype=torch.uint8)
-        self.group.gather_layout([held], [memory], [layout])
+        self.group.gather_layout([held], [memory], [layout], label=unit.label)
         for rail, segments in zip(self._rails, layout.shards, strict=True):
             for rank, segment in zip(rail, segments, strict=True):
                 wire = view(memory[segment.start : segment.start + segment.numel]).memory

@@ -180,6 +180,11 @@ class Unit:
         ]
 
     @property
+    def label(self) -> str:
+        """What messages about the unit call it."""
+        return f"unit {self.name}" if self.name else "the root unit"
+
+    @property
     def is_root(self) -> bool:
         """Whether this is the unit of everything that is in no other."""
         return not self.name

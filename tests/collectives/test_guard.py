@@ -10,8 +10,10 @@ import zcomm
 from tests.collectives import checks
 from tests.collectives.worlds import Never, on
 from zcomm import CollectiveMismatch, CollectiveTimeout
+from zcomm.layout import Layout
 
 X = np.zeros(8, np.float32)
+UNIT = Layout.even("float32", 32, 4)
 
 
 def ordinary(comm):
@@ -68,6 +70,11 @@ DIFFERENT = {
         lambda c: c.all_gather_values(np.zeros(2)),
         lambda c: c.all_gather_values(np.zeros(3)),
         ["2", "3"],
+    ),
+    "units of one shape": (
+        lambda c: c.gather_layout([X], [np.zeros(32, np.float32)], [UNIT], label="unit a"),
+        lambda c: c.gather_layout([X], [np.zeros(32, np.float32)], [UNIT], label="unit b"),
+        ["unit a", "unit b"],
     ),
     "all_to_all": (lambda c: c.all_to_all(X), lambda c: c.all_to_all(X[:4]), ["8", "4"]),
 }

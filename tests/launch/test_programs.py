@@ -41,6 +41,53 @@ def test_program_without_failure_ends_with_all_ranks_at_the_end(launch):
     ]
 
 
+def test_init_that_fails_on_one_rank_only(launch):
+    program = (
+        "import os, zcomm; zcomm.init(device=['cpu', 'tpu'][int(os.environ['PMI_RANK']) == 1])"
+    )
+    run = launch("-c", program, num_ranks=3, timeout=60)
+    assert run.returncode != 0
+    assert run.stderr.count("device 'tpu' is not available; possible: auto, cpu") == 1
+
+
+def test_setting_that_no_rank_can_read_is_said_once(launch):
+    run = launch("-c", INIT, num_ranks=3, env={"ZCOMM_LOG": "loud"}, timeout=60)
+    assert run.returncode != 0
+    assert run.stderr.count("ZCOMM_LOG='loud': possible are debug, info, warning, error") == 1
+
+
+def test_asynchronous_failure_that_nobody_awaits_is_no_success(launch):
+    program = """
+import numpy, zcomm
+comm = zcomm.init()
+comm.all_reduce(numpy.zeros(5 + comm.rank), async_op=True)
+"""
+    run = launch("-c", program, num_ranks=2, timeout=60)
+    assert run.returncode != 0
+    assert "ranks called different things" in run.stderr
+
+
+def test_forked_child_leaves_the_job_alone(launch):
+    program = """
+import os, sys, numpy, zcomm
+comm = zcomm.init()
+child = os.fork()
+if child == 0:
+    try:
+        comm.barrier()
+    except zcomm.ZcommError as error:
+        sys.stdout.write(f"child: {error}\\n")
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(child, 0)
+sys.stdout.write(f"sum {comm.all_reduce(numpy.ones(1))[0]}\\n")
+"""
+    run = launch("-c", program, num_ranks=2, timeout=60)
+    assert run.returncode == 0
+    assert run.stdout.count("was forked from") == 2
+    assert run.stdout.count("sum 2.0") == 2
+
+
 @pytest.mark.parametrize(
     ("name", "launcher"),
     [

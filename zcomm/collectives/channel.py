@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from topology import Topology
+from zcomm import environment
 from zcomm.arrays import BufferPool, Memory
+from zcomm.errors import CollectiveTimeout
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
 
@@ -38,12 +40,17 @@ class Channel:
         recvs: Mapping[int, Memory],
         logical: Mapping[int, int] | None = None,
         *,
-        timeout: float | None = None,
-    ) -> frozenset[int]:
+        doing: str | None = None,
+        patient: bool = False,
+    ) -> None:
         """Send and receive one message per peer, counted under ``operation``.
 
-        ``logical`` says what each message holds in the caller's dtype (default: its wire bytes).
-        Returns the peers that were late, see :meth:`Transport.exchange`.
+        ``logical`` says what each message holds in the caller's dtype (default: its wire bytes),
+        ``doing`` what is done, in words.
+
+        Raises:
+            CollectiveTimeout: naming the peers whose message has not arrived after
+                ``ZCOMM_TIMEOUT`` seconds; a ``patient`` exchange waits forever.
         """
         levels = set()
         for peer, memory in sends.items():
@@ -54,9 +61,20 @@ class Channel:
         for level in levels:
             self.traffic.record(operation, level, calls=1)
         with self.clock.measure("comm"):
+            timeout = None if patient else environment.seconds("ZCOMM_TIMEOUT")
             late = self.transport.exchange(
                 {self.ranks[peer]: memory for peer, memory in sends.items()},
                 {self.ranks[peer]: memory for peer, memory in recvs.items()},
                 timeout=timeout,
             )
-        return frozenset(self.ranks.index(peer) for peer in late)
+        if late:
+            peers = in_words(sorted(self.ranks.index(peer) for peer in late))
+            raise CollectiveTimeout(
+                f"rank {self.rank} waited {timeout:g} s in {doing or operation} for {peers} "
+                "(ZCOMM_TIMEOUT sets the limit)"
+            )
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    """Return ranks as people say them."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
