@@ -83,6 +83,7 @@ def shard(
             engine.gathering.reshard(unit)
     engine.stepper.attach(optimizer)
     _drop_with_zero_grad(model, optimizer, engine.reducer)
+    optimizer.__dict__["add_param_group"] = _refuse_group
     remember(engine, model, optimizer)
     _say_exact(config, units)
     return model, optimizer
@@ -195,6 +196,17 @@ def _drop_with_zero_grad(model: nn.Module, optimizer: Optimizer, reducer: Reduce
     ]
     for owner, method in replaced:
         owner.__dict__["zero_grad"] = method
+
+
+def _refuse_group(group: dict[str, object]) -> None:
+    """Stand in for ``add_param_group``: a tensor that no unit knows would be stepped unreduced.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"the optimizer is sharded: add the group of {sorted(group)} before zero.shard"
+    )
 
 
 def _say_untrained(model: nn.Module, trained: set[nn.Parameter]) -> None:

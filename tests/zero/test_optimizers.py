@@ -308,3 +308,16 @@ def test_a_closure(stage):
     for found, wanted in zip(on("2", program, True), on("2", program, False), strict=True):
         assert found[0] == wanted[0]
         assert_same_bits(found[1], wanted[1])
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_group_added_after_shard_is_refused(stage):
+    def program(comm):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        head = model[1].parameters()
+        _, optimizer = zero.shard(model, optim.SGD(head, lr=0.1), zero.Config(stage), comm=comm)
+        with pytest.raises(ValueError, match=r"add the group of .*'params'.* before zero.shard"):
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+        return len(optimizer.param_groups)
+
+    assert on("2", program) == [1, 1]
