@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import topology
 import zcomm
 from zcomm import environment
 from zcomm.launcher import SIZE_VARIABLES
@@ -248,4 +249,21 @@ def _settings() -> Iterator[Finding]:
         if name in environment.unknown():
             yield Finding(name, f"{value} (no such variable, no effect)", Status.ABSENT)
         else:
-            yield Finding(name, value)
+            yield _setting(name, value)
+
+
+def _setting(name: str, value: str) -> Finding:
+    """Read a setting as its user will, which stops where it cannot be read."""
+    try:
+        _READERS.get(name, environment.text)(name)
+    except Exception as error:
+        return Finding(name, _one_line(error), Status.MISSING, f"unset or correct {name}")
+    return Finding(name, value)
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "ZCOMM_CHECK": environment.flag,
+    "ZCOMM_TIMEOUT": environment.seconds,
+    "ZCOMM_MESSAGE_LIMIT": environment.nbytes,
+    "ZCOMM_TOPOLOGY": lambda name: topology.parse(environment.text(name), None),
+}

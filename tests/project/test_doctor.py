@@ -190,3 +190,21 @@ def test_version(capsys):
         cli.main(["--version"])
     assert left.value.code == 0
     assert capsys.readouterr().out == f"zcomm {zcomm.__version__}\n"
+
+
+def test_settings_that_cannot_be_read_are_missing_something(launch):
+    bad = {
+        "ZCOMM_CHECK": ("maybe", "possible are 1 and 0"),
+        "ZCOMM_TIMEOUT": ("-3", "greater than 0"),
+        "ZCOMM_MESSAGE_LIMIT": ("1 pound", "expected bytes"),
+        "ZCOMM_TOPOLOGY": ("2by2", "2by2"),
+        "ZCOMM_LOG": ("loud", "possible are debug"),
+    }
+    environment = {name: value for name, (value, _) in bad.items()}
+    run = launch(*DOCTOR, "--json", env=environment)
+    _, found = findings(run)
+    assert run.returncode == 1
+    for name, (_, says) in bad.items():
+        assert found[name]["status"] == "missing"
+        assert says in found[name]["value"]
+        assert found[name]["remedy"] == f"unset or correct {name}"
