@@ -174,7 +174,7 @@ def quantised_stage_0():
     return on("2x2", train, make(Tower), config, steps=3, micro=2, clip=0.5)
 
 
-@pytest.mark.parametrize("topology", ["2x2", "1x4", "2x2x2"])
+@pytest.mark.parametrize("topology", ["2x2", "1x4"])
 def test_zeropp_trains_as_exact_stage_3_does(topology):
     config = dataclasses.replace(zero.Config.zeropp(), min_numel=0)
     options = {"steps": 15, "batch": 4, "data": same_tokens}
@@ -232,10 +232,11 @@ def test_small_units_travel_exactly_and_are_named(caplog):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zeropp_trains_as_exact_stage_3_does_for_long(dtype):
+@pytest.mark.parametrize("topology", ["2x2", "2x2x2"])
+def test_zeropp_trains_as_exact_stage_3_does_for_long(topology, dtype):
     model = make(Tower, width=128, hidden=512, dtype=dtype)
     options = {"steps": 60, "batch": 4, "data": same_tokens}
-    exact = on("2x2", train, model, zero.Config(), **options)
-    quantised = on("2x2", train, model, zero.Config.zeropp(), **options)
+    exact = on(topology, train, model, zero.Config(), **options)
+    quantised = on(topology, train, model, zero.Config.zeropp(), **options)
     tails = [sum(mean_losses(outcomes)[-20:]) for outcomes in (exact, quantised)]
     assert tails[1] == pytest.approx(tails[0], rel=0.02)
