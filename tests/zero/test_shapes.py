@@ -8,6 +8,8 @@ import zero
 from tests.zero.models import make
 from tests.zero.runs import adamw, on, relative_difference, whole
 
+pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element")
+
 CONFIGS = [
     *(zero.Config(stage=stage) for stage in range(4)),
     zero.Config(secondary="node"),
