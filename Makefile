@@ -5,6 +5,7 @@ PYTHON ?= python3
 STEPS ?= 60
 RANKS ?= 1 2 3 4
 TOPOLOGY ?= 2x2
+JOBS ?= $(shell nproc)
 DATA ?=
 SLICE ?=
 PYTEST_FLAGS ?=
@@ -50,10 +51,10 @@ demo: $(INSTALLED)
 	OMP_NUM_THREADS=1 ZCOMM_TOPOLOGY=$(TOPOLOGY) $(BIN)/mpirun -n $(MPI_RANKS_MAX) \
 	  $(BIN)/python -m benchmarks.training --steps $(STEPS) $(if $(DATA),--data '$(DATA)')
 
-# $(call pytest,EXPRESSION): the tests that the expression selects, in one process, then under
+# $(call pytest,EXPRESSION): the tests that the expression selects, without MPI, then under
 # mpirun at each number of ranks. Exit code 5 says that no test was selected, which is no failure here.
 define pytest
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m "not mpi and ($(1))" $(PYTEST_FLAGS) || test $$? -eq 5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not mpi and ($(1))" $(PYTEST_FLAGS) || test $$? -eq 5
 	for ranks in $(RANKS); do \
 	  echo "--- $$ranks rank(s)"; \
 	  OMP_NUM_THREADS=1 $(BIN)/mpirun -n $$ranks \
