@@ -20,7 +20,7 @@ from zcomm import environment, exits, launcher
 from zcomm.arrays import BufferPool
 from zcomm.collectives.channel import Channel
 from zcomm.communicator import Communicator
-from zcomm.errors import PeerLost, TopologyError, ZcommError
+from zcomm.errors import PeerLost
 from zcomm.guard import agree
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
@@ -166,6 +166,3 @@ def _configure_logging(rank: int) -> None:
 def _check_choice(name: str, given: str, possible: Sequence[str]) -> None:
     if given not in possible:
         raise ValueError(f"{name} {given!r} is not available; possible: {', '.join(possible)}")
-
-
-__all__ = ["DEFAULT_MIN_NUMEL", "TopologyError", "ZcommError", "init", "run_local"]

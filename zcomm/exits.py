@@ -2,8 +2,8 @@
 
 The hooks of ``zcomm.init(abort=True)``. An uncaught exception prints its traceback through the hook
 that was there before, then aborts the job. A rank that leaves (``sys.exit``, the end of the script)
-shakes hands once more, as the operation "exit": the others do the same when they leave, or are
-found in another operation, which ends them all.
+shakes hands once more, as the operation "leaving the job": the others do the same when they leave,
+or are found in another operation, which ends them all.
 """
 
 from __future__ import annotations
