@@ -189,7 +189,7 @@ ZC_FN void quantise8(const u8* __restrict in, i64 n, const Scale& scale, u8* __r
     }
 #endif
     for (; i < n; ++i)
-        out[i] = u8(quantise<8>(to_float(load<T>(in, i)), scale.inverse) & scale.live);
+        out[i] = u8(nearest_code<INT8>(to_float(load<T>(in, i)) * scale.inverse) & scale.live);
 }
 
 template <class T>
@@ -206,8 +206,8 @@ ZC_FN void quantise4(const u8* __restrict in, i64 n, const Scale& scale, u8* __r
     }
 #endif
     for (; i < half; ++i) {
-        u32 first = quantise<4>(to_float(load<T>(in, i)), scale.inverse) & 15u, second = 0;
-        if (half + i < n) second = quantise<4>(to_float(load<T>(in, half + i)), scale.inverse) << 4;
+        u32 first = nearest_code<INT4>(to_float(load<T>(in, i)) * scale.inverse) & 15u, second = 0;
+        if (half + i < n) second = nearest_code<INT4>(to_float(load<T>(in, half + i)) * scale.inverse) << 4;
         out[i] = u8((first | second) & scale.live);
     }
 }
@@ -222,7 +222,7 @@ void encode(const u8* __restrict in, i64 n, i64 block, u8* __restrict codes,
         for (i64 i = begin; i < end; i += block)
             found[count++].extreme =
                 largest_key<T>(in + sizeof(T) * i, end - i < block ? end - i : block);
-        for (i64 k = 0; k < count; ++k) found[k] = scale_of<BITS>(found[k].extreme);
+        for (i64 k = 0; k < count; ++k) found[k] = scale_of<BITS == 8 ? INT8 : INT4, NEAREST>(found[k].extreme);
         for (i64 i = begin, k = 0; k < count; i += block, ++k) {
             i64 m = end - i < block ? end - i : block;
             const u8* x = in + sizeof(T) * i;
