@@ -24,7 +24,23 @@ CODECS = [
     )
 ]
 DTYPES = list(ITEMSIZE)
-KINDS = ("normal", "wide", "bits", "special", "level", "tiny", "huge", "zero")
+KINDS = (
+    "normal",
+    "heavy",
+    "wide",
+    "bits",
+    "special",
+    "level",
+    "constant",
+    "ties",
+    "tiny",
+    "edge",
+    "edge_hadamard",
+    "subnormal",
+    "huge",
+    "zero",
+)
+LARGEST_CODES = (7, 8, 127, 128, 448, 57344)
 SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-38, 3.4028235e38, -3.4028235e38]
 
 
@@ -89,17 +105,63 @@ def drawn(rng, kind, numel, dtype, offset=0):
 
 def _values(rng, kind, numel):
     normal = rng.standard_normal(numel)
-    if kind == "wide":
-        return normal * 2.0 ** rng.integers(-149, 128, numel)
     if kind == "special":
         return np.where(rng.random(numel) < 0.05, rng.choice(SPECIAL, numel), normal)
-    if kind == "level":
-        return np.where(rng.random(numel) < 0.5, 1, -1) * rng.standard_normal()
-    if kind == "tiny":
-        return normal * 2.0 ** rng.integers(-104, -90)
-    if kind == "huge":
-        return normal / np.abs(normal).max(initial=1e-9) * 3.4028235e38
-    return normal if kind == "normal" else np.zeros(numel)
+    if kind in _GENERATORS:
+        return _GENERATORS[kind](rng, numel)
+    return normal * _FACTORS[kind](rng, normal)
+
+
+_FACTORS = {
+    "normal": lambda rng, x: 1,
+    "wide": lambda rng, x: 2.0 ** rng.integers(-149, 128, x.size),
+    "tiny": lambda rng, x: 2.0 ** rng.integers(-104, -80),
+    "huge": lambda rng, x: 3.4028235e38 / np.abs(x).max(initial=1e-9),
+    "zero": lambda rng, x: 0,
+}
+
+
+def _ties(rng, numel):
+    """Halfway between codes, in blocks whose extreme is the largest code times a power of two."""
+    largest = rng.choice(LARGEST_CODES)
+    steps = rng.integers(0, 32, numel) * 2.0 ** rng.integers(-18, 11, numel)
+    if largest < 448:
+        steps = rng.integers(0, 2 * largest + 1, numel) / 2
+    signed = np.minimum(steps, largest) * rng.choice([-1, 1], numel)
+    signed[:: rng.choice([7, 32])] = rng.choice([-1, 1]) * largest
+    return signed * 2.0 ** rng.choice([0, 0, -3, 40, -70])
+
+
+def _edge(rng, numel):
+    """Blocks whose scale is at the flush, 2^-100, or a few roundings beside it."""
+    beside = 1 + np.array([-(2.0**-7), -(2.0**-8), -(2.0**-9), -(2.0**-23), 0, 2.0**-23, 2.0**-9])
+    extreme = rng.choice(LARGEST_CODES) * 2.0**-100 * _runs(rng, numel, beside)
+    return extreme * rng.choice([-1, 1, 0.5, 0.3, 0.001, 2.0**-3], numel)
+
+
+def _edge_hadamard(rng, numel):
+    """Values at the flush of the transform, 2^-102, among others that keep the block alive."""
+    beside = 1 + np.array([-(2.0**-23), 0, 2.0**-23, -0.5, 0.5])
+    small = 2.0**-102 * rng.choice(beside, numel) * rng.choice([-1, 1], numel)
+    large = rng.standard_normal(numel) * 2.0 ** rng.integers(-99, -80)
+    return np.where(rng.random(numel) < _runs(rng, numel, np.array([0.02, 0.5])), large, small)
+
+
+def _runs(rng, numel, choices):
+    """Random choices, each kept for a number of elements that is random too."""
+    lengths = rng.choice([32, 64, 256, 4096], numel // 32 + 1)
+    return np.repeat(rng.choice(choices, lengths.size), lengths)[:numel]
+
+
+_GENERATORS = {
+    "heavy": lambda rng, numel: rng.standard_t(3, numel),
+    "level": lambda rng, numel: rng.choice([-1, 1], numel) * rng.standard_normal(),
+    "constant": lambda rng, numel: np.full(numel, rng.standard_normal()),
+    "ties": _ties,
+    "edge": _edge,
+    "edge_hadamard": _edge_hadamard,
+    "subnormal": lambda rng, numel: rng.integers(-(2**23), 2**23, numel) * 2.0**-149,
+}
 
 
 @st.composite

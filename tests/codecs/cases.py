@@ -1,0 +1,172 @@
+"""The table of cases that every implementation of the kernels passes, wherever it runs.
+
+A *case* is one call of each of the four kernels: what is encoded, what is decoded, with which seed.
+``cases(level)`` gives them: ``smoke`` is one for every codec in every block size, about a hundred,
+small enough for slow runners; ``full`` is every codec with every dtype and kind of values, and
+contains ``smoke``. ``outcomes`` runs a case on kernels. Do not assume that neighbouring cases
+differ in one thing only: sizes, wires, divisors and seeds are drawn by the number of the case.
+"""
+
+import functools
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.codecs.inputs import DTYPES, KINDS, Message, memory
+from zcomm import Codec
+from zcomm.codecs.wire import layout
+
+BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+OPTIONS = {
+    "int8": ("", ",rounding=stochastic", ",transform=hadamard"),
+    "int4": ("", ",rounding=stochastic", ",transform=hadamard"),
+    "fp8_e4m3": ("", ",transform=hadamard"),
+    "fp8_e5m2": ("", ",transform=hadamard"),
+}
+BOTH_OPTIONS = ",rounding=stochastic,transform=hadamard"
+CASTS = ("bf16", "fp16", "none")
+OTHERS = ("int8", "none", "fp8_e4m3:block=64", "int4:rounding=stochastic", "bf16")
+WIRES = (1, 2, 3, 4, 5, 9)
+DIVISORS = (1, 2, 3, 41, 2**24 + 1)
+SEEDS = (0, 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15)
+MARGIN = 48
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of each kernel; texts are codecs, ``sizes`` the elements of the segments."""
+
+    text: str
+    text_out: str
+    dtype: str
+    dtype_out: str
+    sizes: tuple[int, ...]
+    kind: str
+    num_wires: int
+    divisor: int
+    seed: int
+    number: int
+    level: str
+
+    def __str__(self):
+        return f"{self.text}-{self.dtype}-{self.kind}-{self.number}"
+
+    @property
+    def codec(self):
+        return Codec.parse(self.text)
+
+    @property
+    def codec_out(self):
+        return Codec.parse(self.text_out)
+
+    @property
+    def message(self):
+        """Segments in memory: every second one behind the others, with gaps, at an odd address."""
+        lengths = np.array(self.sizes, np.int64)
+        order = np.argsort(np.arange(len(lengths)) % 2, kind="stable")
+        ends = np.cumsum(lengths[order] + self.number % 3)
+        starts = np.empty_like(lengths)
+        starts[order] = ends - lengths[order]
+        numel = int(ends[-1]) + self.number % 5
+        offset = self.number % 17
+        return Message(
+            self.codec, self.dtype, starts, lengths, numel, self.kind, self.number, offset
+        )
+
+
+def texts(block=None):
+    """The codecs, in every block size or in one; the casts have none."""
+    for format, options in OPTIONS.items():
+        more = (BOTH_OPTIONS,) if ",rounding=stochastic" in options else ()
+        for each in (block,) if block else BLOCKS:
+            yield from (f"{format}:block={each}{option}" for option in options + more)
+    yield from CASTS
+
+
+def sizes_of(block):
+    """Lengths of segments around what may go wrong; a case has one of these."""
+    return (
+        (block - 1, block, block + 1),
+        tuple(range(1, 36)),
+        (2 * block + 17, 0, 1),
+        tuple(range(36, 71)),
+        (5, 3 * block, 33),
+        (block // 2 + 1,),
+        (3 * block + 31, 2, block),
+    )
+
+
+@functools.cache
+def cases(level):
+    """The cases of a level, a tuple: ``smoke`` or ``full``."""
+    if level == "smoke":
+        return tuple(_case(i, text, None, None, "smoke") for i, text in enumerate(texts()))
+    crossed = [(text, d, kind) for text in texts() for d in DTYPES for kind in KINDS]
+    first = len(cases("smoke"))
+    full = [_case(first + i, *each, "full") for i, each in enumerate(crossed)]
+    return (*cases("smoke"), *full, *_many(first + len(full)))
+
+
+def _case(number, text, dtype, kind, level):
+    choose = random.Random(number).choice
+    return Case(
+        text=text,
+        text_out=choose((text, text, *OTHERS)),
+        dtype=dtype or choose(DTYPES),
+        dtype_out=choose(DTYPES),
+        sizes=choose(sizes_of(Codec.parse(text).block or 100)),
+        kind=kind or choose(KINDS),
+        num_wires=choose(WIRES),
+        divisor=choose(DIVISORS),
+        seed=choose(SEEDS),
+        number=number,
+        level=level,
+    )
+
+
+def _many(number):
+    """More segments, and more wires, than one launch of a kernel takes."""
+    segments = tuple(7 * i % 50 for i in range(700))
+    for i, text in enumerate(texts(64)):
+        case = _case(number + i, text, "float32", "normal", "full")
+        yield Case(**{**vars(case), "sizes": segments})
+        yield Case(**{**vars(case), "sizes": (300, 45), "num_wires": 1024, "divisor": 1024})
+
+
+def inputs_of(case):
+    """The memory to encode, the wires to decode, and the memory that results are written over."""
+    message = case.message
+    before = message.values(case.dtype_out, stream=99)
+    return message.values(), message.wires(case.num_wires), before
+
+
+def outcomes(kernels, case, inputs=None):
+    """What each kernel writes, by its name, with the bytes around it, which must stay."""
+    values, wires, before = inputs or inputs_of(case)
+    message, codec, codec_out = case.message, case.codec, case.codec_out
+    starts, lengths, offset = message.starts, message.lengths, message.offset
+    wire, wire_buffer = _framed(layout(codec, lengths).nbytes, offset)
+    kernels.encode(codec, values, case.dtype, starts, lengths, wire, case.seed)
+    decoded, decoded_buffer = _framed(before, offset + 1)
+    kernels.decode(codec, wires[0], starts, lengths, decoded, case.dtype_out)
+    total, total_buffer = _framed(before, offset + 2)
+    kernels.decode_reduce(codec, wires, starts, lengths, total, case.dtype_out, case.divisor)
+    passed_on, passed_on_buffer = _framed(layout(codec_out, lengths).nbytes, offset + 3)
+    kernels.decode_reduce_encode(codec, wires, codec_out, lengths, passed_on, case.seed)
+    return {
+        "encode": wire_buffer.tobytes(),
+        "decode": decoded_buffer.tobytes(),
+        "decode_reduce": total_buffer.tobytes(),
+        "decode_reduce_encode": passed_on_buffer.tobytes(),
+    }
+
+
+def _framed(content, offset):
+    """Memory of a content, or of a number of bytes, inside a buffer with a margin on each side."""
+    nbytes = content if isinstance(content, int) else content.nbytes
+    buffer = memory(nbytes + 2 * MARGIN, offset % 16, fill=0xA5)
+    inside = buffer[MARGIN : MARGIN + nbytes]
+    if not isinstance(content, int):
+        inside[:] = content
+    return inside, buffer
