@@ -3,8 +3,10 @@
 A *case* is one call of each of the four kernels: what is encoded, what is decoded, with which seed.
 ``cases(level)`` gives them: ``smoke`` is one for every codec in every block size, about a hundred,
 small enough for slow runners; ``full`` is every codec with every dtype and kind of values, and
-contains ``smoke``. ``outcomes`` runs a case on kernels. Do not assume that neighbouring cases
-differ in one thing only: sizes, wires, divisors and seeds are drawn by the number of the case.
+contains ``smoke``. A *call* is what a case, or a test that draws its own, hands to the kernels:
+``outcomes`` gives what they write, ``expected`` what the oracle says. Do not assume that
+neighbouring cases differ in one thing only: sizes, wires, divisors and seeds are drawn by the
+number of the case.
 """
 
 import functools
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tests.codecs import oracle
 from tests.codecs.inputs import DTYPES, KINDS, Message, memory
 from zcomm import Codec
 from zcomm.codecs.wire import layout
@@ -31,6 +34,32 @@ WIRES = (1, 2, 3, 4, 5, 9)
 DIVISORS = (1, 2, 3, 41, 2**24 + 1)
 SEEDS = (0, 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15)
 MARGIN = 48
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the four kernels are given; ``message`` says how the values are laid out and drawn."""
+
+    message: Message
+    codec_out: Codec
+    dtype_out: str
+    num_wires: int
+    divisor: int
+    seed: int
+
+    @property
+    def codec(self):
+        return self.message.codec
+
+    @property
+    def cost(self):
+        """Elements that pass through an encoder or a decoder: what the oracle's time depends on."""
+        return int(self.message.lengths.sum()) * (self.num_wires + 2)
+
+    def inputs(self):
+        """The memory to encode, the wires to decode, and the memory that results are written to."""
+        before = self.message.values(self.dtype_out, stream=99)
+        return self.message.values(), self.message.wires(self.num_wires), before
 
 
 @dataclass(frozen=True)
@@ -53,26 +82,17 @@ class Case:
         return f"{self.text}-{self.dtype}-{self.kind}-{self.number}"
 
     @property
-    def codec(self):
-        return Codec.parse(self.text)
-
-    @property
-    def codec_out(self):
-        return Codec.parse(self.text_out)
-
-    @property
-    def message(self):
-        """Segments in memory: every second one behind the others, with gaps, at an odd address."""
+    def call(self):
+        """This case for the kernels: every second segment behind the others, with gaps."""
         lengths = np.array(self.sizes, np.int64)
         order = np.argsort(np.arange(len(lengths)) % 2, kind="stable")
         ends = np.cumsum(lengths[order] + self.number % 3)
         starts = np.empty_like(lengths)
         starts[order] = ends - lengths[order]
-        numel = int(ends[-1]) + self.number % 5
-        offset = self.number % 17
-        return Message(
-            self.codec, self.dtype, starts, lengths, numel, self.kind, self.number, offset
-        )
+        codec, codec_out = Codec.parse(self.text), Codec.parse(self.text_out)
+        numel, offset = int(ends[-1]) + self.number % 5, self.number % 17
+        message = Message(codec, self.dtype, starts, lengths, numel, self.kind, self.number, offset)
+        return Call(message, codec_out, self.dtype_out, self.num_wires, self.divisor, self.seed)
 
 
 def texts(block=None):
@@ -134,32 +154,63 @@ def _many(number):
         yield Case(**{**vars(case), "sizes": (300, 45), "num_wires": 1024, "divisor": 1024})
 
 
-def inputs_of(case):
-    """The memory to encode, the wires to decode, and the memory that results are written over."""
-    message = case.message
-    before = message.values(case.dtype_out, stream=99)
-    return message.values(), message.wires(case.num_wires), before
-
-
-def outcomes(kernels, case, inputs=None):
+def outcomes(kernels, call, inputs=None):
     """What each kernel writes, by its name, with the bytes around it, which must stay."""
-    values, wires, before = inputs or inputs_of(case)
-    message, codec, codec_out = case.message, case.codec, case.codec_out
-    starts, lengths, offset = message.starts, message.lengths, message.offset
-    wire, wire_buffer = _framed(layout(codec, lengths).nbytes, offset)
-    kernels.encode(codec, values, case.dtype, starts, lengths, wire, case.seed)
-    decoded, decoded_buffer = _framed(before, offset + 1)
-    kernels.decode(codec, wires[0], starts, lengths, decoded, case.dtype_out)
-    total, total_buffer = _framed(before, offset + 2)
-    kernels.decode_reduce(codec, wires, starts, lengths, total, case.dtype_out, case.divisor)
-    passed_on, passed_on_buffer = _framed(layout(codec_out, lengths).nbytes, offset + 3)
-    kernels.decode_reduce_encode(codec, wires, codec_out, lengths, passed_on, case.seed)
+    values, wires, before = inputs or call.inputs()
+    message, codec, codec_out, seed = call.message, call.codec, call.codec_out, call.seed
+    dtype, starts, lengths = call.dtype_out, message.starts, message.lengths
+    wire, wire_buffer = _framed(message.wire_nbytes, message.offset)
+    kernels.encode(codec, values, message.dtype, starts, lengths, wire, seed)
+    decoded, decoded_buffer = _framed(before, message.offset + 1)
+    kernels.decode(codec, wires[0], starts, lengths, decoded, dtype)
+    total, total_buffer = _framed(before, message.offset + 2)
+    kernels.decode_reduce(codec, wires, starts, lengths, total, dtype, call.divisor)
+    passed_on, passed_on_buffer = _framed(layout(codec_out, lengths).nbytes, message.offset + 3)
+    kernels.decode_reduce_encode(codec, wires, codec_out, lengths, passed_on, seed)
     return {
         "encode": wire_buffer.tobytes(),
         "decode": decoded_buffer.tobytes(),
         "decode_reduce": total_buffer.tobytes(),
         "decode_reduce_encode": passed_on_buffer.tobytes(),
     }
+
+
+def expected(call, inputs=None):
+    """What ``outcomes`` has to be."""
+    values, wires, before = inputs or call.inputs()
+    message, codec, lengths = call.message, call.codec, call.message.lengths.tolist()
+    loaded = oracle.load(values, message.dtype)
+    spans = zip(message.starts.tolist(), lengths, strict=True)
+    segments = [loaded[start : start + length] for start, length in spans]
+    decoded = [oracle.decode(codec, wire, lengths) for wire in wires]
+    total = oracle.reduced(decoded, call.divisor)
+    passed_on = oracle.encode(call.codec_out, oracle.reduced(decoded), call.seed)
+    written = {
+        "encode": oracle.encode(codec, segments, call.seed),
+        "decode": _placed(call, before, decoded[0], saturate=True),
+        "decode_reduce": _placed(call, before, total, saturate=False),
+        "decode_reduce_encode": passed_on,
+    }
+    frames = zip(written.items(), range(message.offset, message.offset + 4), strict=True)
+    return {
+        name: _framed(np.frombuffer(content, np.uint8), offset)[1].tobytes()
+        for (name, content), offset in frames
+    }
+
+
+def differences(kernels, call, wanted, inputs=None):
+    """The names of the kernels that do not write what is wanted."""
+    written = outcomes(kernels, call, inputs)
+    return [name for name in wanted if written[name] != wanted[name]]
+
+
+def _placed(call, before, segments, *, saturate):
+    """The bytes of memory after segments were written to it."""
+    size, memory_after = oracle.ITEMSIZE[call.dtype_out], bytearray(before.tobytes())
+    for start, values in zip(call.message.starts.tolist(), segments, strict=True):
+        stored = oracle.store(values, call.dtype_out, saturate=saturate)
+        memory_after[start * size : (start + len(values)) * size] = stored
+    return bytes(memory_after)
 
 
 def _framed(content, offset):
