@@ -3,7 +3,8 @@
 *Kernels* are the four functions below, as a module offers them. Memory is passed as 1-D uint8
 arrays of any alignment; ``dtype`` (float32, float16 or bfloat16) says what it holds; ``starts`` and
 ``lengths`` are int64 arrays that place the segments in it, in elements. The wire of format
-``none`` is float32 here, whatever ``dtype`` is. Do not assume that a kernel holds the GIL.
+``none`` is float32 here, whatever ``dtype`` is. ``seed``, 0 <= seed < 2^64, matters to stochastic
+rounding only; all segments of a message share it. Do not assume that a kernel holds the GIL.
 """
 
 import functools
@@ -22,7 +23,14 @@ class Kernels(Protocol):
     """What ``reference`` and ``native`` both are; see ``reference`` for what each function does."""
 
     def encode(
-        self, codec: Codec, x: Bytes, dtype: str, starts: Lengths, lengths: Lengths, out: Bytes
+        self,
+        codec: Codec,
+        x: Bytes,
+        dtype: str,
+        starts: Lengths,
+        lengths: Lengths,
+        out: Bytes,
+        seed: int = 0,
     ) -> None:
         """Write the message of the segments of ``x`` to ``out``."""
 
@@ -44,7 +52,13 @@ class Kernels(Protocol):
         """Write the sum of several messages, divided by ``divisor``, to the segments of ``out``."""
 
     def decode_reduce_encode(
-        self, codec_in: Codec, wires: list[Bytes], codec_out: Codec, lengths: Lengths, out: Bytes
+        self,
+        codec_in: Codec,
+        wires: list[Bytes],
+        codec_out: Codec,
+        lengths: Lengths,
+        out: Bytes,
+        seed: int = 0,
     ) -> None:
         """Write the message of the float32 sum of several messages to ``out``."""
 

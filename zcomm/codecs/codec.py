@@ -1,15 +1,17 @@
 """``Codec``: the description of a wire format, its text form, its sizes and its error.
 
-*Quantised* formats (int8, int4) store small integers and one bfloat16 *scale* per *block* of
-consecutive elements of a segment; the *cast* formats (bf16, fp16, none) store each element for
-itself. docs/numerics.md defines every bit. Do not assume that a codec fits every dtype the same
-way: ``none`` keeps the dtype of its input.
+*Quantised* formats (int8, int4, fp8_e4m3, fp8_e5m2) store small codes and one bfloat16 *scale* per
+*block* of consecutive elements of a segment; the *cast* formats (bf16, fp16, none) store each
+element for itself. An *option* is what can be chosen of a format. docs/numerics.md defines every
+bit. Do not assume that a codec fits every dtype the same way: ``none`` keeps the dtype of its
+input.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -20,45 +22,61 @@ from zcomm.errors import CodecError
 from . import memory
 from .wire import CAST_DTYPE, ITEMSIZE, Bytes, Lengths, message_nbytes
 
-BITS = {"int8": 8, "int4": 4}
-DEFAULT_BLOCK = {"int8": 256, "int4": 128}
+BITS = {"int8": 8, "int4": 4, "fp8_e4m3": 8, "fp8_e5m2": 8}
+DEFAULT_BLOCK = {"int8": 256, "int4": 128, "fp8_e4m3": 128, "fp8_e5m2": 128}
 FORMATS = (*BITS, "bf16", "fp16", "none")
 SMALLEST_BLOCK, LARGEST_BLOCK = 32, 4096
+CHOICES = {"rounding": ("nearest", "stochastic"), "transform": ("none", "hadamard")}
+OPTIONS = {
+    "int8": ("block", "rounding", "transform"),
+    "int4": ("block", "rounding", "transform"),
+    "fp8_e4m3": ("block", "transform"),
+    "fp8_e5m2": ("block", "transform"),
+    "bf16": (),
+    "fp16": (),
+    "none": (),
+}
 
 
 @dataclass(frozen=True)
 class Codec:
-    """A wire format: ``format`` is int8, int4, bf16, fp16 or none; ``block`` counts elements.
+    """A wire format: ``format`` and its options; ``block`` counts elements.
 
-    A ``block`` of 0, the default, is replaced by the default of the format (int8 256, int4 128);
-    formats without blocks keep 0.
+    A ``block`` of 0, the default, is replaced by the default of the format (int8 256, the others
+    128); formats without blocks keep 0. ``rounding`` (int8, int4) is nearest or stochastic,
+    ``transform`` (int8, int4, fp8) none or hadamard.
 
-    >>> Codec.parse("int4:block=64")
-    Codec(format='int4', block=64)
+    >>> Codec.parse("int4:block=64,transform=hadamard")
+    Codec(format='int4', block=64, rounding='nearest', transform='hadamard')
 
     Raises:
-        CodecError: unknown format, or a block that the format cannot have.
+        CodecError: unknown format, or an option or value that the format cannot have.
     """
 
     format: str
     block: int = 0
+    rounding: str = "nearest"
+    transform: str = "none"
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise CodecError(f"format {self.format!r}: possible are {', '.join(FORMATS)}")
-        if self.format not in BITS and self.block:
-            raise CodecError(f"format {self.format} has no option block, {self.block} given")
-        if self.format in BITS and not self.block:
+        for option in DEFAULTS:
+            value = getattr(self, option)
+            if option not in OPTIONS[self.format] and value != DEFAULTS[option]:
+                raise CodecError(
+                    f"format {self.format} has no option {option}, {value!r} given;"
+                    f" {_has_options(self.format)}"
+                )
+        if self.format in BITS and self.block == 0:
             object.__setattr__(self, "block", DEFAULT_BLOCK[self.format])
-        if self.format in BITS and not _is_block(self.block):
-            raise CodecError(
-                f"block {self.block}: possible are powers of two from {SMALLEST_BLOCK}"
-                f" to {LARGEST_BLOCK}"
-            )
+        for option in OPTIONS[self.format]:
+            if not _is_possible(option, getattr(self, option)):
+                raise CodecError(_impossible(option, getattr(self, option)))
 
     @staticmethod
     def parse(text: str | Codec) -> Codec:
-        """Return the codec that a text such as ``int8`` or ``int4:block=64`` describes.
+        """Return the codec that a text such as ``int8`` or ``int4:rounding=stochastic`` describes.
 
         Raises:
             CodecError: the text is not the description of a codec; the message quotes it.
@@ -76,9 +94,13 @@ class Codec:
         return _with_options(text, name, options)
 
     def __str__(self) -> str:
-        if self.block == DEFAULT_BLOCK.get(self.format, 0):
-            return self.format
-        return f"{self.format}:block={self.block}"
+        defaults = {**DEFAULTS, "block": DEFAULT_BLOCK.get(self.format, 0)}
+        chosen = [
+            f"{option}={getattr(self, option)}"
+            for option, default in defaults.items()
+            if getattr(self, option) != default
+        ]
+        return ":".join([self.format, *([",".join(chosen)] if chosen else [])])
 
     @property
     def quantised(self) -> bool:
@@ -115,20 +137,22 @@ class Codec:
         """Return the message of the elements of ``x``, in C order, as a 1-D uint8 array.
 
         ``x`` is a NumPy array or a CPU torch tensor of float64 (converted to float32 first),
-        float32, float16 or bfloat16. ``seed`` draws the random numbers of stochastic rounding;
-        nearest rounding, the only one of these formats, has none.
+        float32, float16 or bfloat16. ``seed`` draws the random numbers of stochastic rounding,
+        the same in every segment; the other codecs do not use it.
 
         Raises:
-            TypeError: ``x`` is of another kind or dtype.
-            ValueError: ``segments`` do not add up to its elements.
+            TypeError: ``x`` is of another kind or dtype, or ``seed`` is not an int.
+            ValueError: ``segments`` do not add up to its elements, or ``seed`` is not one of
+                0 to 2^64 - 1.
         """
         from .backend import kernels
 
+        seed = _checked_seed(seed)
         values, dtype = memory.view(x)
         lengths = _lengths(values.nbytes // ITEMSIZE[dtype], segments)
         codec = self.on_wire(dtype)
         wire = np.empty(message_nbytes(codec, lengths.tolist()), np.uint8)
-        kernels().encode(codec, values, dtype, _starts(lengths), lengths, wire)
+        kernels().encode(codec, values, dtype, _starts(lengths), lengths, wire, seed)
         return wire
 
     def decode(
@@ -165,8 +189,42 @@ class Codec:
         return bound.reshape(tuple(x.shape))
 
 
-def _is_block(block: int) -> bool:
-    return SMALLEST_BLOCK <= block <= LARGEST_BLOCK and block & (block - 1) == 0
+DEFAULTS: dict[str, object] = {
+    field.name: field.default for field in fields(Codec) if field.name != "format"
+}
+
+
+def _has_options(name: str) -> str:
+    return f"it has {', '.join(OPTIONS[name]) or 'no options at all'}"
+
+
+def _is_possible(option: str, value: object) -> bool:
+    return value in CHOICES[option] if option in CHOICES else _is_block(value)
+
+
+def _impossible(option: str, value: object) -> str:
+    possible = f"powers of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}"
+    if option in CHOICES:
+        possible = ", ".join(CHOICES[option])
+    return f"{option} {value!r}; possible are {possible}"
+
+
+def _is_block(block: object) -> bool:
+    return (
+        isinstance(block, int)
+        and SMALLEST_BLOCK <= block <= LARGEST_BLOCK
+        and block & (block - 1) == 0
+    )
+
+
+def _checked_seed(seed: int) -> int:
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed {seed!r}: an int is expected") from None
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"seed {number}: possible are 0 to 2^64 - 1")
+    return number
 
 
 def _checked(numel: int, segments: Sequence[int] | None) -> Sequence[int]:
@@ -205,23 +263,19 @@ def _scan(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _with_options(text: str, name: str, options: list[tuple[str, str]]) -> Codec:
-    possible = ("block",) if name in BITS else ()
-    block = 0
-    for i, (key, value) in enumerate(options):
-        if key in [earlier for earlier, _ in options[:i]]:
-            raise CodecError(f"codec {text!r}: option {key!r} is given twice")
-        if key not in possible:
+    given: dict[str, Any] = {}
+    for option, word in options:
+        if option in given:
+            raise CodecError(f"codec {text!r}: option {option!r} is given twice")
+        if option not in OPTIONS[name]:
             raise CodecError(
-                f"codec {text!r}: {name} has no option {key!r};"
-                f" it has {', '.join(possible) or 'no options at all'}"
+                f"codec {text!r}: {name} has no option {option!r}; {_has_options(name)}"
             )
-        block = int(value) if value.isascii() and value.isdigit() else 0
-        if not _is_block(block):
-            raise CodecError(
-                f"codec {text!r}: block {value!r}; possible are powers of two from"
-                f" {SMALLEST_BLOCK} to {LARGEST_BLOCK}"
-            )
-    return Codec(name, block)
+        digits = option == "block" and word.isascii() and word.isdigit()
+        given[option] = int(word) if digits else word
+        if not _is_possible(option, given[option]):
+            raise CodecError(f"codec {text!r}: {_impossible(option, word)}")
+    return Codec(name, **given)
 
 
 __all__ = ["BITS", "CAST_DTYPE", "DEFAULT_BLOCK", "FORMATS", "Codec"]

@@ -10,14 +10,12 @@ from __future__ import annotations
 from zcomm import _native
 from zcomm.errors import CodecError
 
-from .codec import FORMATS, Codec
+from .codec import Codec
 from .wire import Bytes, Lengths, check_decode, check_encode, check_out, check_wires
 
 _FORMATS = {name: i for i, name in enumerate(("none", "bf16", "fp16", "int8", "int4"))}
 _DTYPES = {name: i for i, name in enumerate(("float32", "bfloat16", "float16"))}
 _DONE = 0
-
-assert set(_FORMATS) == set(FORMATS)
 
 
 def select(name: str) -> None:
@@ -43,9 +41,20 @@ def instruction_set() -> str:
 
 
 def encode(
-    codec: Codec, x: Bytes, dtype: str, starts: Lengths, lengths: Lengths, out: Bytes
+    codec: Codec,
+    x: Bytes,
+    dtype: str,
+    starts: Lengths,
+    lengths: Lengths,
+    out: Bytes,
+    seed: int = 0,
 ) -> None:
-    """Do what ``reference.encode`` does."""
+    """Do what ``reference.encode`` does.
+
+    Raises:
+        CodecError: the compiled module does not know the codec.
+    """
+    _check_known(codec)
     status = _native.encode(
         _FORMATS[codec.format], codec.block, x, _DTYPES[dtype], starts, lengths, out
     )
@@ -58,6 +67,7 @@ def decode(
     codec: Codec, wire: Bytes, starts: Lengths, lengths: Lengths, out: Bytes, dtype: str
 ) -> None:
     """Do what ``reference.decode`` does."""
+    _check_known(codec)
     status = _native.decode(
         _FORMATS[codec.format], codec.block, wire, starts, lengths, out, _DTYPES[dtype]
     )
@@ -76,6 +86,7 @@ def decode_reduce(
     divisor: int,
 ) -> None:
     """Do what ``reference.decode_reduce`` does."""
+    _check_known(codec)
     status = _native.decode_reduce(
         _FORMATS[codec.format], codec.block, wires, starts, lengths, out, _DTYPES[dtype], divisor
     )
@@ -85,9 +96,16 @@ def decode_reduce(
 
 
 def decode_reduce_encode(
-    codec_in: Codec, wires: list[Bytes], codec_out: Codec, lengths: Lengths, out: Bytes
+    codec_in: Codec,
+    wires: list[Bytes],
+    codec_out: Codec,
+    lengths: Lengths,
+    out: Bytes,
+    seed: int = 0,
 ) -> None:
     """Do what ``reference.decode_reduce_encode`` does."""
+    _check_known(codec_in)
+    _check_known(codec_out)
     status = _native.decode_reduce_encode(
         _FORMATS[codec_in.format],
         codec_in.block,
@@ -101,3 +119,11 @@ def decode_reduce_encode(
         check_wires(codec_in, wires, lengths)
         check_out(codec_out, lengths, out)
         raise AssertionError(f"native decode_reduce_encode refused valid memory: status {status}")
+
+
+def _check_known(codec: Codec) -> None:
+    """Raise CodecError for what only ``reference`` has."""
+    if codec.format not in _FORMATS or (codec.rounding, codec.transform) != ("nearest", "none"):
+        raise CodecError(
+            f"{codec} has no native kernels yet; possible is ZCOMM_CODEC_BACKEND=numpy"
+        )
