@@ -5,8 +5,9 @@
 // linker would otherwise keep any one of them for all. Do not assume that values are finite.
 //
 // float32 arithmetic goes through add, sub, mul and quotient: on a CUDA device they are PTX without
-// .ftz, because CuPy compiles everything else to flush subnormals, and PTX is never contracted.
-// What differs there stands in the one-line functions under ZC_CUDA; all else is shared.
+// .ftz, because CuPy compiles everything else to flush subnormals, and PTX is never contracted. Even
+// a comparison or a negation would flush: both are done on the bits. What differs on a device stands
+// in the one-line functions under ZC_CUDA; all else is shared.
 #pragma once
 
 #if defined(__CUDACC_RTC__) || defined(__CUDA_ARCH__)
@@ -82,10 +83,11 @@ ZC_FN float quotient(float a, float b) {
 }
 // 1 / scale, correctly rounded for every bfloat16 of 2^-100 and more: one Newton step from an
 // approximation good to 1 ulp (all 128 significands and every start within 4 ulp were checked).
+// Neither scale nor result is subnormal, so that the flush of the approximation cannot matter.
 ZC_FN float inverse_of(float scale) {
     float r, error;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(scale));
-    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(error) : "f"(-scale), "f"(r), "f"(1.0f));
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(error) : "f"(flt(bits(scale) ^ SIGN)), "f"(r), "f"(1.0f));
     asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(error), "f"(r), "f"(r));
     return r;
 }
@@ -106,6 +108,25 @@ ZC_FN float sub(float a, float b) { return a - b; }
 ZC_FN float mul(float a, float b) { return a * b; }
 ZC_FN float quotient(float a, float b) { return a / b; }
 ZC_FN float inverse_of(float scale) { return 1.0f / scale; }
+#endif
+
+// 1.5 * 2^23: the unit of a sum with it is 1, rounded half to even. Integers up to 2^22 in magnitude
+// are differences from its bits.
+ZC_FN constexpr float unit_one() { return 12582912.0f; }
+enum : u32 { ZERO_CODE = 0x4B400000u };
+
+// ZERO_CODE plus the largest integer that is not above a value.
+#if ZC_CUDA
+ZC_FN u32 floor_code(float value) {
+    float r;
+    asm("add.rm.f32 %0, %1, %2;" : "=f"(r) : "f"(value), "f"(unit_one()));
+    return bits(r);
+}
+#else
+ZC_FN u32 floor_code(float value) {
+    u32 nearest = bits(add(value, unit_one()));
+    return nearest - (sub(flt(nearest), unit_one()) > value ? 1u : 0u);
+}
 #endif
 
 ZC_FN float to_float(float value) { return value; }
@@ -228,28 +249,24 @@ ZC_FN float decoding_scale(u16 stored) {
     return flt((pattern & INFINITY_F32) == INFINITY_F32 ? u32(NAN_F32) : pattern);
 }
 
-// 1.5 * 2^23: the unit of a sum with it is 1, rounded half to even.
-ZC_FN constexpr float unit_one() { return 12582912.0f; }
-
-ZC_FN float limited(float value, float low, float high) {
-    value = value < low ? low : value;
-    return value > high ? high : value;
-}
-
 // The integer code of a value in units of the scale, in the low bits of the result; higher bits are
 // not zero. In a block that is not live the result means nothing.
 template <Code C> ZC_FN u32 nearest_code(float scaled) {
-    const float half = C == INT8 ? 128.0f : 8.0f;
-    return bits(add(limited(scaled, -half, half - 1.0f), unit_one()));
+    const u32 half = C == INT8 ? 128u : 8u;
+    u32 code = bits(add(scaled, unit_one()));
+    code = code < ZERO_CODE - half ? ZERO_CODE - half : code;
+    return code > ZERO_CODE + half - 1u ? ZERO_CODE + half - 1u : code;
 }
 
 // The same, rounded up with the probability of the distance from below: drawn lies within (0, 1).
+// Bits of numbers that are not negative are in the order of the numbers.
 template <Code C> ZC_FN u32 stochastic_code(float scaled, float drawn) {
-    const float largest = largest_magnitude<C, STOCHASTIC>();
-    float nearest = sub(add(scaled, unit_one()), unit_one());
-    float below = nearest > scaled ? sub(nearest, 1.0f) : nearest;
-    float rounded = drawn < sub(scaled, below) ? add(below, 1.0f) : below;
-    return bits(add(limited(rounded, -largest, largest), unit_one()));
+    const u32 largest = C == INT8 ? 127u : 7u;
+    u32 code = floor_code(scaled);
+    float distance = sub(scaled, sub(flt(code), unit_one()));
+    code += int(bits(drawn)) < int(bits(distance)) ? 1u : 0u;
+    code = code < ZERO_CODE - largest ? ZERO_CODE - largest : code;
+    return code > ZERO_CODE + largest ? ZERO_CODE + largest : code;
 }
 
 // The OCP FP8 bits of a finite value, rounded half to even, beyond the range the largest one.
@@ -306,8 +323,9 @@ ZC_FN float transform_input(float value) {
 
 // 1 / sqrt(numel), in float32, of a power of two up to 32.
 ZC_FN float transform_factor(int numel) {
-    float root = numel == 1 || numel == 4 || numel == 16 ? 1.0f : flt(0x3F3504F3u);
-    return mul(root, numel < 4 ? 1.0f : numel < 16 ? 0.5f : 0.25f);
+    u32 root = numel == 1 || numel == 4 || numel == 16 ? bits(1.0f) : 0x3F3504F3u;
+    u32 halvings = numel < 4 ? 0u : numel < 16 ? 1u : 2u;
+    return flt(root - (halvings << 23));
 }
 
 // Transforms, in place, a group of at most 32 values: its first ones, as many as a power of two
