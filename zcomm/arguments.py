@@ -9,20 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from zcomm.arrays import (
     FLOATING,
     HALF,
+    Memory,
     View,
     assign,
+    cast,
     contiguous,
     dtype_name,
     empty,
     is_contiguous,
     is_torch,
     view,
+    zeros,
 )
+from zcomm.kinds import kind_of
 from zcomm.layout import Layout
 
 INTEGER_OPS = ("and", "or", "xor")
@@ -46,6 +48,17 @@ class Item:
         """Copy results to where the caller wants them."""
         for target, source in self.copies:
             assign(target, source)
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """Where the operation reads and writes."""
+        return self.shard.memory, self.full.memory
+
+    @property
+    def arrays(self) -> list[Any]:
+        """Whose memory the operation reads and writes."""
+        copied = [array for pair in self.copies for array in pair]
+        return [self.shard.array, self.full.array, *copied]
 
 
 def as_list(x: Any) -> list[Any]:
@@ -127,20 +140,20 @@ def narrow_gather(item: Item) -> Item:
     """Let a float64 item of a quantised gather travel as float32: codecs read no wider type."""
     if item.layout.dtype != "float64":
         return item
-    shard, full = _as_array(item.shard), _as_array(item.full)
-    narrow = np.zeros(full.shape, np.float32)
+    shard, full = item.shard.array, item.full.array
+    narrow = zeros(full, full.shape, "float32")
     layout = Layout("float32", item.layout.shards)
-    return Item(view(shard.astype("float32")), view(narrow), layout, ((full, narrow), *item.copies))
+    return Item(view(cast(shard, "float32")), view(narrow), layout, ((full, narrow), *item.copies))
 
 
 def narrow_reduce(item: Item) -> Item:
     """Let a float64 item of a quantised reduction travel as float32."""
     if item.layout.dtype != "float64":
         return item
-    shard, full = _as_array(item.shard), _as_array(item.full)
-    narrow = np.zeros(shard.shape, np.float32)
+    shard, full = item.shard.array, item.full.array
+    narrow = zeros(shard, shard.shape, "float32")
     layout = Layout("float32", item.layout.shards)
-    return Item(view(narrow), view(full.astype("float32")), layout, ((shard, narrow), *item.copies))
+    return Item(view(narrow), view(cast(full, "float32")), layout, ((shard, narrow), *item.copies))
 
 
 def check_op(op: str, dtypes: Sequence[str]) -> None:
@@ -196,8 +209,8 @@ def narrow_in_place(item: Item) -> Item:
     """Let a float64 item of a quantised all_reduce travel as float32."""
     if item.layout.dtype != "float64":
         return item
-    wide = _as_array(item.full)
-    narrow = wide.astype("float32")
+    wide = item.full.array
+    narrow = cast(wide, "float32")
     return replace(in_place(narrow), copies=((wide, narrow), *item.copies))
 
 
@@ -226,7 +239,7 @@ def _shard_shape(shape: tuple[int, ...], numel: int, size: int) -> tuple[int, ..
 def _output(like: Any, out: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
     if out is None:
         out = empty(like, shape)
-    if is_torch(out) != is_torch(like):
+    if kind_of(out) is not kind_of(like):
         raise TypeError(
             f"out is a {type(out).__name__} for an input that is a {type(like).__name__}"
         )
@@ -248,7 +261,3 @@ def _same_memory(a: Any, b: Any) -> bool:
     if is_torch(a):
         return bool(a.data_ptr() == b.data_ptr()) and is_contiguous(b)
     return a is b
-
-
-def _as_array(item: View) -> Any:
-    return item.memory.view(item.dtype)

@@ -1,21 +1,23 @@
 """Zero-copy views of the caller's arrays, and the scratch memory of the collectives.
 
-A *view* is what the rest of zcomm works on: the bytes of a contiguous torch or NumPy array, with
-the name of its dtype. The view borrows the memory: it is valid as long as the array is. bfloat16,
-which NumPy lacks, is a name like any other here; arithmetic on it is the codecs' business.
+A *view* is what the rest of zcomm works on: the bytes of a contiguous torch, NumPy or CuPy array,
+with the name of its dtype. The view borrows the memory: it is valid as long as the array is.
+bfloat16, which NumPy lacks, is a name like any other here; arithmetic on it is the codecs'
+business. Memory is host memory (a NumPy array of bytes) or device memory: a reader must not index
+bytes, only cut and copy them (``zcomm.device``).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Memory = npt.NDArray[np.uint8]
+from zcomm.device import DeviceMemory, HostMemory, Memory
+from zcomm.kinds import kind_of, on_device
 
 ITEMSIZE = {
     "float64": 8,
@@ -40,10 +42,14 @@ HALF = frozenset({"float16", "bfloat16"})
 
 @dataclass(frozen=True)
 class View:
-    """The bytes of one contiguous array (uint8, one-dimensional) and its element dtype."""
+    """The bytes of one contiguous array and its element dtype.
+
+    ``array`` is that array, one-dimensional; None for scratch memory.
+    """
 
     memory: Memory
     dtype: str
+    array: Any = field(default=None, repr=False, compare=False)
 
     @property
     def numel(self) -> int:
@@ -66,16 +72,9 @@ def dtype_name(x: Any) -> str:
     """Return the dtype of an array by its NumPy name (``"bfloat16"`` included).
 
     Raises:
-        TypeError: for anything but a CPU torch tensor or a NumPy array of a supported dtype.
+        TypeError: for anything but an array of a known kind and a supported dtype.
     """
-    if is_torch(x):
-        if x.device.type != "cpu":
-            raise TypeError(
-                f"array on device {str(x.device)!r}: possible are host arrays (torch, NumPy)"
-            )
-    elif not isinstance(x, np.ndarray):
-        raise TypeError(f"expected a torch tensor or a NumPy array, got a {type(x).__qualname__}")
-    name = str(x.dtype).removeprefix("torch.")
+    name = kind_of(x).dtype(x)
     if name not in ITEMSIZE:
         raise TypeError(f"dtype {name} cannot be sent; possible: {', '.join(ITEMSIZE)}")
     return name
@@ -83,59 +82,64 @@ def dtype_name(x: Any) -> str:
 
 def contiguous(x: Any) -> Any:
     """Return ``x`` itself where it is contiguous, else a contiguous copy of the same kind."""
-    if is_torch(x):
-        return x.detach().contiguous()
-    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    return kind_of(x).contiguous(x)
 
 
 def is_contiguous(x: Any) -> bool:
     """Tell whether the elements of ``x`` lie one after the other in row-major order."""
-    return bool(x.is_contiguous() if is_torch(x) else x.flags.c_contiguous)
+    return kind_of(x).is_contiguous(x)
 
 
 def view(x: Any) -> View:
     """Return the view of a contiguous array."""
     name = dtype_name(x)
-    if not is_contiguous(x):
+    kind = kind_of(x)
+    if not kind.is_contiguous(x):
         raise ValueError(
             f"array of shape {tuple(x.shape)} is not contiguous: it cannot be written in place"
         )
-    if is_torch(x):
-        torch = sys.modules["torch"]
-        # A contiguous tensor may still have odd strides, where an extent is 0 or 1.
-        flat = torch.as_strided(x.detach(), (x.numel(),), (1,))
-        return View(flat.view(torch.uint8).numpy(), name)
-    if x.size == 0:
-        return View(np.empty(0, np.uint8), name)
-    return View(x.reshape(-1).view(np.uint8), name)
+    flat = kind.flat(x)
+    return View(kind.memory(flat), name, flat)
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
-    """Allocate an array of the kind (torch or NumPy) and, unless named, the dtype of ``like``."""
-    if is_torch(like):
-        torch = sys.modules["torch"]
-        return torch.empty(
-            tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, dtype)
-        )
-    return np.empty(tuple(shape), dtype=like.dtype if dtype is None else np.dtype(dtype))
+    """Allocate an array of the kind, in the place and, unless named, of the dtype of ``like``."""
+    return kind_of(like).empty(like, tuple(shape), dtype)
+
+
+def zeros(like: Any, shape: Sequence[int], dtype: str) -> Any:
+    """Allocate an array of zeros of the kind and in the place of ``like``."""
+    made = empty(like, shape, dtype)
+    kind_of(made).fill(made, 0)
+    return made
+
+
+def cast(x: Any, dtype: str) -> Any:
+    """Return a copy of an array in another dtype."""
+    return kind_of(x).cast(x, dtype)
 
 
 def assign(target: Any, source: Any) -> None:
     """Copy ``source`` into ``target``, converting and broadcasting nothing but the dtype."""
-    if is_torch(target):
-        target.detach().copy_(source)
-    else:
-        np.copyto(target, source, casting="unsafe")
+    kind_of(target).assign(target, source)
 
 
 class BufferPool:
-    """Scratch memory that is page-touched once and used again, by one thread at a time."""
+    """Scratch memory that is page-touched once and used again, by one thread at a time.
+
+    Device memory is not kept: the allocators of torch and CuPy are pools that know streams.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[Memory]] = {}
+        self._free: dict[int, list[HostMemory]] = {}
 
-    def take(self, nbytes: int) -> Memory:
-        """Return ``nbytes`` bytes of undefined content; give them back with :meth:`give`."""
+    def take(self, nbytes: int, like: Memory) -> Memory:
+        """Return ``nbytes`` bytes of undefined content in the place where ``like`` lies.
+
+        Give them back with :meth:`give`.
+        """
+        if isinstance(like, DeviceMemory):
+            return like.device.empty(nbytes)
         size = 1 << max(12, (nbytes - 1).bit_length())
         stack = self._free.get(size)
         return (stack.pop() if stack else np.empty(size, np.uint8))[:nbytes]
@@ -143,6 +147,8 @@ class BufferPool:
     def give(self, *memories: Memory) -> None:
         """Take back what :meth:`take` returned."""
         for memory in memories:
+            if isinstance(memory, DeviceMemory):
+                continue
             base = memory.base
             assert isinstance(base, np.ndarray)
             self._free.setdefault(base.size, []).append(base)
@@ -150,3 +156,22 @@ class BufferPool:
     def clear(self) -> None:
         """Release all memory that nobody holds."""
         self._free.clear()
+
+
+__all__ = [
+    "BufferPool",
+    "DeviceMemory",
+    "HostMemory",
+    "Memory",
+    "View",
+    "assign",
+    "cast",
+    "contiguous",
+    "dtype_name",
+    "empty",
+    "is_contiguous",
+    "is_torch",
+    "on_device",
+    "view",
+    "zeros",
+]

@@ -22,9 +22,11 @@ from zcomm.collectives.channel import Channel
 from zcomm.communicator import Communicator
 from zcomm.errors import PeerLost
 from zcomm.guard import agree
+from zcomm.seeds import Calls, check_seed
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
 from zcomm.transports.local import Hub, LocalTransport
+from zcomm.transports.staged import StagedTransport
 from zcomm.work import Stream
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def init(
     transport: str = "auto",
     min_numel: int = DEFAULT_MIN_NUMEL,
     abort: bool = True,
+    seed: int = 0,
     comm: MPI.Intracomm | None = None,
 ) -> Communicator:
     """Join the job and return its communicator; all ranks call it with the same arguments.
@@ -53,6 +56,7 @@ def init(
         transport: "auto" or "mpi".
         min_numel: smaller tensors are sent exactly, whatever the codec.
         abort: end all ranks when one fails (MPI with more than one rank).
+        seed: base seed of stochastic rounding.
         comm: an mpi4py communicator instead of ``MPI.COMM_WORLD``.
 
     Raises:
@@ -68,15 +72,15 @@ def init(
     _check_choice("transport", transport, ("auto", "mpi"))
     from zcomm.transports.mpi import MpiTransport
 
-    moves = MpiTransport(world)
+    moves = StagedTransport(MpiTransport(world))
     _configure_logging(moves.rank)
     for name in environment.unknown():
         logging.getLogger("zcomm").warning("%s is not a setting of zcomm: ignored", name)
     found = _topology(topology, moves.size, world)
     if not _MPI_STREAM:
         _MPI_STREAM.append(Stream())
-    made = _communicator(moves, found, _MPI_STREAM[0], min_numel)
-    agree(made._channel, _settings(found, min_numel))
+    made = _communicator(moves, found, _MPI_STREAM[0], min_numel, seed)
+    agree(made._channel, _settings(found, min_numel, seed))
     if hooked:
         exits.watch(made)
     return made
@@ -88,6 +92,7 @@ def run_local(
     topology: str | Path | Topology | None = None,
     *,
     min_numel: int = DEFAULT_MIN_NUMEL,
+    seed: int = 0,
 ) -> list[T]:
     """Run ``function(comm)`` on ``size`` threads of this process and return the results by rank.
 
@@ -100,8 +105,8 @@ def run_local(
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
-        stream = Stream()
-        made = _communicator(LocalTransport(hub, rank), found, stream, min_numel)
+        stream, moves = Stream(), StagedTransport(LocalTransport(hub, rank))
+        made = _communicator(moves, found, stream, min_numel, seed)
         try:
             results[rank] = function(made)
             made.close()
@@ -127,10 +132,11 @@ def run_local(
 
 
 def _communicator(
-    moves: Transport, found: Topology, stream: Stream, min_numel: int
+    moves: Transport, found: Topology, stream: Stream, min_numel: int, seed: int
 ) -> Communicator:
     ranks = tuple(range(moves.size))
-    channel = Channel(moves, ranks, moves.rank, found, Traffic(), Clock(), BufferPool())
+    counters = Traffic(), Clock(), BufferPool(), Calls(check_seed(seed), moves.rank)
+    channel = Channel(moves, ranks, moves.rank, found, *counters)
     return Communicator(channel, stream, min_numel=min_numel, owner=moves)
 
 
@@ -142,7 +148,7 @@ def _topology(given: str | Path | Topology, size: int, world: MPI.Intracomm) -> 
     return topologies.parse(given, size)
 
 
-def _settings(found: Topology, min_numel: int) -> dict[str, str]:
+def _settings(found: Topology, min_numel: int, seed: int) -> dict[str, str]:
     from zcomm import __version__
 
     known = {
@@ -150,7 +156,8 @@ def _settings(found: Topology, min_numel: int) -> dict[str, str]:
         "topology": found.describe(),
         "topology digest": found.digest()[:16],
     }
-    return {**known, "min_numel": str(min_numel), **environment.settings()}
+    numbers = {"min_numel": str(min_numel), "seed": str(seed)}
+    return {**known, **numbers, **environment.settings()}
 
 
 def _configure_logging(rank: int) -> None:

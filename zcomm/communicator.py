@@ -28,9 +28,11 @@ from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import Guard
+from zcomm.issue import Issuer
 from zcomm.layout import Layout
 from zcomm.plan import CodecSpec
 from zcomm.planner import Planner
+from zcomm.seeds import Draws, check_seed
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
 from zcomm.work import Stream
@@ -39,11 +41,11 @@ from zcomm.work import Stream
 class Communicator:
     """A group of ranks that communicate.
 
-    Made by :func:`zcomm.init` or :func:`zcomm.run_local`.     Every collective is called by all
-    ranks of the group, in one order. Arrays may be torch CPU tensors or NumPy arrays,     of any
-    shape and any number of elements; results are of the caller's kind. With ``async_op=True`` an
-    operation     returns a :class:`~zcomm.work.Work` at once; leave its arrays alone until
-    ``wait()``.
+    Made by :func:`zcomm.init` or :func:`zcomm.run_local`. Every collective is called by all ranks
+    of the group, in one order. Arrays may be torch tensors (CPU or CUDA), NumPy or CuPy arrays, of
+    any shape and any number of elements; results are of the caller's kind and lie where its arrays
+    do, all of one call in one place. With ``async_op=True`` an operation returns a
+    :class:`~zcomm.work.Work` at once; leave its arrays alone until ``wait()``.
 
     ``codec`` is None, a name, a :class:`~zcomm.codecs.Codec`, or one per level of the topology,
     innermost first. ``algorithm`` is auto, flat, hierarchical or ordered. Tensors of fewer than
@@ -67,6 +69,7 @@ class Communicator:
         self._channel = channel
         self._stream = stream
         self._guard = Guard(channel)
+        self._issuer = Issuer(stream, self._guard, channel.transport)
         self._planner = Planner(name, channel.rank, channel.topology)
         self._children: dict[tuple[str, int], Communicator] = {}
         self._splits = 0
@@ -137,7 +140,8 @@ class Communicator:
             CollectiveMismatch: on all ranks, when they called different things.
         """
         items, result = arguments.gather_items(shard, out, self.size)
-        return self._gather(items, result, codec, algorithm, self.min_numel, async_op)
+        draws = self._draws()
+        return self._gather(items, result, codec, algorithm, self.min_numel, async_op, "", draws)
 
     def reduce_scatter(
         self,
@@ -162,9 +166,8 @@ class Communicator:
             CollectiveMismatch: on all ranks, when they called different things.
         """
         items, result = arguments.reduce_items(full, out, self.size)
-        return self._reduce(
-            items, result, op, codec, algorithm, reduce_dtype, self.min_numel, async_op
-        )
+        how = op, codec, algorithm, reduce_dtype, self.min_numel, async_op, "", self._draws()
+        return self._reduce(items, result, *how)
 
     def all_reduce(
         self,
@@ -194,9 +197,10 @@ class Communicator:
         plans = self._planner.all_reduce(items, codecs, algorithm, op, reduce_dtype)
         self._planner.announce(plans.executed[0])
         reduction = Reduction(op, self.size if op == "avg" else 1)
+        draws = self._draws()
 
         def execute() -> None:
-            all_reduce(self._channel, plans, [item.full for item in items], reduction)
+            all_reduce(self._channel, plans, [item.full for item in items], reduction, draws)
 
         return self._issue(self._planner.describe(plans.scatter, op), execute, items, x, async_op)
 
@@ -230,14 +234,14 @@ class Communicator:
         self._check_open("send")
         self._check_peer(peer, other=True)
         item = arguments.in_place(x)
-        self._stream.call(lambda: plain.send(self._channel, item.full, peer))
+        self._issuer.alone(lambda: plain.send(self._channel, item.full, peer), item.full)
 
     def recv(self, x: Any, peer: int) -> Any:
         """Receive into ``x``, which is contiguous, what one rank sends; return ``x``."""
         self._check_open("recv")
         self._check_peer(peer, other=True)
         target = view(x)
-        self._stream.call(lambda: plain.recv(self._channel, target, peer))
+        self._issuer.alone(lambda: plain.recv(self._channel, target, peer), target)
         return x
 
     def barrier(self) -> None:
@@ -273,18 +277,22 @@ class Communicator:
         algorithm: str = "auto",
         min_numel: int | None = None,
         label: str = "",
+        seed: int | None = None,
         async_op: bool = False,
     ) -> Any:
         """Gather shards that consist of segments into ``fulls``, where the layouts say.
 
         ``shards[i]`` holds this rank's segments of layout i, one after the other; it may be longer.
         All items travel in one message per peer and hop. ``label`` names in the handshake what is
-        gathered, so that ranks that gather different things of one shape are told so. Counted as
-        all_gather. Returns ``fulls``.
+        gathered, so that ranks that gather different things of one shape are told so. ``seed``,
+        where given, is the one seed of all that this rank encodes with stochastic rounding: the
+        same shard and seed give the same codes in every communicator. Counted as all_gather.
+        Returns ``fulls``.
         """
+        draws = self._draws() if seed is None else Draws(check_seed(seed), fixed=True)
         items = arguments.layout_items(shards, fulls, layouts, self.rank, self.size)
         limit = self.min_numel if min_numel is None else min_numel
-        return self._gather(items, fulls, codec, algorithm, limit, async_op, label)
+        return self._gather(items, fulls, codec, algorithm, limit, async_op, label, draws)
 
     def reduce_layout(
         self,
@@ -298,18 +306,20 @@ class Communicator:
         reduce_dtype: str | None = None,
         min_numel: int | None = None,
         label: str = "",
+        seed: int | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduce ``fulls`` over all ranks; write this rank's segments, compact, to ``shards``.
 
         The reverse of :meth:`gather_layout`; ``shards`` may be float32 for 16-bit ``fulls``.
-        Counted as reduce_scatter. Returns ``shards``.
+        ``seed``, where given, replaces the communicator's seed and the number of the call in the
+        seeds of stochastic rounding. Counted as reduce_scatter. Returns ``shards``.
         """
+        draws = self._draws() if seed is None else self._channel.calls.given(check_seed(seed))
         items = arguments.layout_items(shards, fulls, layouts, self.rank, self.size)
         limit = self.min_numel if min_numel is None else min_numel
-        return self._reduce(
-            items, shards, op, codec, algorithm, reduce_dtype, limit, async_op, label
-        )
+        how = op, codec, algorithm, reduce_dtype, limit, async_op, label, draws
+        return self._reduce(items, shards, *how)
 
     def close(self) -> None:
         """Finish what was issued and release the transport; all ranks call it.
@@ -349,7 +359,8 @@ class Communicator:
         algorithm: str,
         min_numel: int,
         async_op: bool,
-        label: str = "",
+        label: str,
+        draws: Draws,
     ) -> Any:
         codecs = self._planner.codecs("all_gather", codec, items, min_numel)
         if any(codecs):
@@ -360,9 +371,8 @@ class Communicator:
         self._planner.announce(made)
 
         def execute() -> None:
-            all_gather(
-                self._channel, made, [item.shard for item in items], [item.full for item in items]
-            )
+            shards, fulls = [item.shard for item in items], [item.full for item in items]
+            all_gather(self._channel, made, shards, fulls, draws)
 
         words = self._planner.describe(made, label=label)
         return self._issue(words, execute, items, result, async_op)
@@ -377,7 +387,8 @@ class Communicator:
         reduce_dtype: str | None,
         min_numel: int,
         async_op: bool,
-        label: str = "",
+        label: str,
+        draws: Draws,
     ) -> Any:
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("reduce_scatter", codec, items, min_numel, op)
@@ -390,7 +401,7 @@ class Communicator:
 
         def execute() -> None:
             fulls, shards = [item.full for item in items], [item.shard for item in items]
-            reduce_scatter(self._channel, made, fulls, shards, reduction)
+            reduce_scatter(self._channel, made, fulls, shards, reduction, draws)
 
         words = self._planner.describe(made, op, label)
         return self._issue(words, execute, items, result, async_op)
@@ -403,17 +414,11 @@ class Communicator:
         result: Any,
         async_op: bool,
     ) -> Any:
-        """Run one operation on the stream: handshake, execution, delivery."""
         self._check_open(words)
+        return self._issuer.issue(words, execute, items, result, async_op)
 
-        def run() -> Any:
-            self._guard.check(words)
-            execute()
-            for item in items:
-                item.deliver()
-            return result
-
-        return self._stream.submit(run) if async_op else self._stream.call(run)
+    def _draws(self) -> Draws:
+        return self._channel.calls.draws()
 
     def _child(self, kind: str, level: int, ranks: tuple[int, ...]) -> Communicator:
         if (kind, level) not in self._children:

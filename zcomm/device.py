@@ -14,14 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from zcomm.codecs import Kernels
 
 HostMemory = npt.NDArray[np.uint8]
 
@@ -92,8 +89,8 @@ class Device(Protocol):
     name: str
     num_multiprocessors: int
 
-    def kernels(self) -> Kernels:
-        """Return the codec kernels for memory of this device.
+    def kernels(self) -> Any:
+        """Return the codec kernels (:class:`zcomm.codecs.Kernels`) for memory of this device.
 
         Raises:
             CodecError: ``ZCOMM_CODEC_BACKEND`` asks for kernels that only read host memory.
@@ -133,6 +130,9 @@ class Device(Protocol):
     def using(self, stream: DeviceStream) -> AbstractContextManager[None]:
         """Make a stream the current one of this thread, for torch and CuPy too."""
 
+    def here(self) -> DeviceStream:
+        """Return the current stream of this thread."""
+
     def current(self, arrays: Sequence[object]) -> Sequence[DeviceStream]:
         """Return the streams on which the caller works with these arrays, as of now."""
 
@@ -164,13 +164,21 @@ def _place(memory: Memory) -> Device | None:
     return memory.device if isinstance(memory, DeviceMemory) else None
 
 
-def kernels_of(memory: Memory) -> Kernels:
-    """Return the codec kernels for the place where this memory lies."""
+def kernels_of(memory: Memory) -> Any:
+    """Return the codec kernels (:class:`zcomm.codecs.Kernels`) for the place of this memory."""
     if isinstance(memory, DeviceMemory):
         return memory.device.kernels()
     from zcomm.codecs import kernels
 
     return kernels()
+
+
+def callers_stream(array: object, memory: Memory) -> AbstractContextManager[None]:
+    """Return a context in which the stream of an array's caller is the current one."""
+    if not isinstance(memory, DeviceMemory):
+        return nullcontext()
+    device = memory.device
+    return device.using(device.current([array])[0])
 
 
 def scratch(nbytes: int, like: Memory) -> Memory:

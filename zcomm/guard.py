@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 
 from zcomm import environment
-from zcomm.arrays import Memory
+from zcomm.arrays import HostMemory
 from zcomm.collectives.channel import Channel, in_words
 from zcomm.errors import CollectiveMismatch
 
@@ -54,7 +54,7 @@ class Guard:
         )
         raise CollectiveMismatch(self._in_words(headers, texts))
 
-    def _exchange(self, own: Memory, description: str, patient: bool) -> list[Memory]:
+    def _exchange(self, own: HostMemory, description: str, patient: bool) -> list[HostMemory]:
         channel = self._channel
         rows = [own if rank == channel.rank else np.empty_like(own) for rank in range(channel.size)]
         recvs = {rank: row for rank, row in enumerate(rows) if rank != channel.rank}
@@ -63,7 +63,7 @@ class Guard:
         channel.exchange("guard", sends, recvs, nothing, doing=doing, patient=patient)
         return rows
 
-    def _in_words(self, headers: list[Memory], texts: list[Memory]) -> str:
+    def _in_words(self, headers: list[HostMemory], texts: list[HostMemory]) -> str:
         calls: dict[tuple[str, int], list[int]] = {}
         for rank, (header, text) in enumerate(zip(headers, texts, strict=True)):
             number = _HEADER.unpack(bytes(header))[0]

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from zcomm.device import Device, Lane
 from zcomm.errors import ZcommError
 
 T = TypeVar("T")
@@ -23,11 +24,13 @@ logger = logging.getLogger("zcomm")
 class Work(Generic[T]):
     """One operation on its way.
 
-    Leave its inputs alone, and its outputs unread, until :meth:`wait` returns.
+    Leave its inputs alone, and its outputs unread, until :meth:`wait` returns. On a device that
+    means: what the caller enqueues after it comes after the operation; the host does not wait.
     """
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T], join: Callable[[], None] | None = None) -> None:
         self._function: Callable[[], T] | None = function
+        self._join = join
         self._finished = threading.Event()
         self._result: T | None = None
         self.error: BaseException | None = None
@@ -44,7 +47,7 @@ class Work(Generic[T]):
         self._finished.set()
 
     def done(self) -> bool:
-        """Tell whether the operation has ended, well or not."""
+        """Tell whether the operation has ended, well or not; on a device: was enqueued."""
         return self._finished.is_set()
 
     def wait(self) -> T:
@@ -53,11 +56,16 @@ class Work(Generic[T]):
         self.awaited = True
         if self.error is not None:
             raise self.error
+        if self._join is not None:
+            self._join()
         return self._result  # type: ignore[return-value]
 
 
 class Stream:
-    """A queue of operations; its worker thread starts with the first asynchronous one."""
+    """A queue of operations; its worker thread starts with the first asynchronous one.
+
+    Operations on device arrays run on one device stream, the *lane*, per device.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -67,6 +75,13 @@ class Stream:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._lanes: dict[int, Lane] = {}
+
+    def lane(self, device: Device) -> Lane:
+        """Return the lane of a device, the same at every call."""
+        if id(device) not in self._lanes:
+            self._lanes[id(device)] = Lane(device)
+        return self._lanes[id(device)]
 
     def call(self, function: Callable[[], T]) -> T:
         """Run an operation in its turn and return its result."""
@@ -81,10 +96,10 @@ class Stream:
         finally:
             self._release()
 
-    def submit(self, function: Callable[[], T]) -> Work[T]:
-        """Queue an operation and return at once."""
+    def submit(self, function: Callable[[], T], join: Callable[[], None] | None = None) -> Work[T]:
+        """Queue an operation and return at once; ``join`` is called when it is awaited."""
         self._check_process()
-        work = Work(function)
+        work = Work(function, join)
         with self._condition:
             if self._stopped:
                 raise ZcommError("the communicator is closed")

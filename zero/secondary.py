@@ -24,8 +24,8 @@ from torch import Tensor
 
 from topology import Topology
 from zcomm import Codec, Communicator
-from zcomm.arrays import view
-from zcomm.codecs import kernels
+from zcomm.arrays import Memory, view
+from zcomm.device import kernels_of
 from zcomm.layout import Layout, Segment
 from zero.layout import dtype_name
 from zero.unit import Buffer, Unit
@@ -191,12 +191,13 @@ def _wire_nbytes(buffer: Buffer, codec: Codec, rank: int) -> int:
     return codec.wire_nbytes(sum(lengths), dtype=dtype, segments=lengths)
 
 
-def _decode(unit: Unit, codec: Codec, rank: int, wire: np.ndarray, fulls: Sequence[Tensor]) -> None:
+def _decode(unit: Unit, codec: Codec, rank: int, wire: Memory, fulls: Sequence[Tensor]) -> None:
     start = 0
     for buffer, full in zip(unit.buffers, fulls, strict=True):
         nbytes = _wire_nbytes(buffer, codec, rank)
         dtype = dtype_name(buffer.layout.dtype)
         starts, lengths = buffer.layout.all.table(rank)
         chunk = wire[start : start + nbytes]
-        kernels().decode(codec.on_wire(dtype), chunk, starts, lengths, view(full).memory, dtype)
+        memory = view(full).memory
+        kernels_of(memory).decode(codec.on_wire(dtype), chunk, starts, lengths, memory, dtype)
         start += nbytes

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zcomm.device import callers_stream, kernels_of, on_host
 from zcomm.errors import CodecError
 
 from . import memory
-from .wire import CAST_DTYPE, ITEMSIZE, Bytes, Lengths, message_nbytes
+from .wire import CAST_DTYPE, ITEMSIZE, Lengths, message_nbytes
 
 BITS = {"int8": 8, "int4": 4, "fp8_e4m3": 8, "fp8_e5m2": 8}
 DEFAULT_BLOCK = {"int8": 256, "int4": 128, "fp8_e4m3": 128, "fp8_e5m2": 128}
@@ -133,11 +134,12 @@ class Codec:
         codec = self.on_wire(dtype)
         return message_nbytes(codec, _checked(numel, segments))
 
-    def encode(self, x: Any, *, seed: int = 0, segments: Sequence[int] | None = None) -> Bytes:
+    def encode(self, x: Any, *, seed: int = 0, segments: Sequence[int] | None = None) -> Any:
         """Return the message of the elements of ``x``, in C order, as a 1-D uint8 array.
 
-        ``x`` is a NumPy array or a CPU torch tensor of float64 (converted to float32 first),
-        float32, float16 or bfloat16. ``seed`` draws the random numbers of stochastic rounding,
+        ``x`` is an array of float64 (converted to float32 first), float32, float16 or bfloat16. The
+        message is a NumPy array; that of a CUDA array is one of its kind, written in the order of
+        the caller's stream. ``seed`` draws the random numbers of stochastic rounding,
         the same in every segment; the other codecs do not use it.
 
         Raises:
@@ -145,14 +147,13 @@ class Codec:
             ValueError: ``segments`` do not add up to its elements, or ``seed`` is not one of
                 0 to 2^64 - 1.
         """
-        from .backend import kernels
-
         seed = _checked_seed(seed)
         values, dtype = memory.view(x)
         lengths = _lengths(values.nbytes // ITEMSIZE[dtype], segments)
         codec = self.on_wire(dtype)
-        wire = np.empty(message_nbytes(codec, lengths.tolist()), np.uint8)
-        kernels().encode(codec, values, dtype, _starts(lengths), lengths, wire, seed)
+        wire, out = memory.message(message_nbytes(codec, lengths.tolist()), x)
+        with callers_stream(x, out):
+            kernels_of(values).encode(codec, values, dtype, _starts(lengths), lengths, out, seed)
         return wire
 
     def decode(
@@ -160,20 +161,21 @@ class Codec:
     ) -> Any:
         """Return the ``numel`` values of a message as a new 1-D array of ``dtype``.
 
-        ``wire`` holds uint8 (NumPy or torch). A torch dtype gives a torch tensor, any other a
-        NumPy array. With format ``none`` the message must have been encoded from ``dtype``.
+        ``wire`` holds uint8. A torch dtype gives a torch tensor, any other a NumPy array; a message
+        on a device gives an array of its kind there. With format ``none`` the message must have
+        been encoded from ``dtype``.
 
         Raises:
             ValueError: the message has another length than ``numel`` elements need.
             CodecError: its padding is not zero.
         """
-        from .backend import kernels
-
         lengths = _lengths(numel, segments)
         name = memory.dtype_name(dtype)
-        out, values = memory.empty(numel, dtype)
-        received = np.asarray(wire, dtype=np.uint8).reshape(-1)
-        kernels().decode(self.on_wire(name), received, _starts(lengths), lengths, values, name)
+        received = memory.received(wire)
+        out, values = memory.empty(numel, dtype, wire)
+        place = _starts(lengths), lengths, values, name
+        with callers_stream(wire, values):
+            kernels_of(values).decode(self.on_wire(name), received, *place)
         return out
 
     def error_bound(self, x: Any, dtype: Any = "float32") -> npt.NDArray[np.float64]:
@@ -185,7 +187,9 @@ class Codec:
         from .bounds import error_bound
 
         values, name = memory.view(x)
-        bound = error_bound(self.on_wire(name), values, name, memory.dtype_name(dtype))
+        with callers_stream(x, values):
+            host = on_host(values)
+        bound = error_bound(self.on_wire(name), host, name, memory.dtype_name(dtype))
         return bound.reshape(tuple(x.shape))
 
 

@@ -7,27 +7,31 @@ from collections.abc import Sequence
 from zcomm.arrays import Memory, View
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.wire import Place, pack, unpack
+from zcomm.device import copy
 from zcomm.plan import Hop, Plan, WireFormat
+from zcomm.seeds import Draws
 
 
 class _Slots:
     """The wire chunks of all shards in ownership order: every cargo is one run of bytes."""
 
-    def __init__(self, channel: Channel, plan: Plan, hop: Hop) -> None:
+    def __init__(self, channel: Channel, plan: Plan, hop: Hop, like: Memory) -> None:
         self._offsets: dict[int, tuple[int, int]] = {}
         at = 0
         for shard in plan.topology.ownership():
             nbytes = plan.chunk_nbytes(hop, shard)
             self._offsets[shard] = (at, at + nbytes)
             at += nbytes
-        self.memory = channel.pool.take(at)
+        self.memory = channel.pool.take(at, like)
 
     def cargo(self, shards: Sequence[int]) -> Memory:
         """Return the bytes of a message."""
         return self.memory[self._offsets[shards[0]][0] : self._offsets[shards[-1]][1]]
 
 
-def all_gather(channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequence[View]) -> None:
+def all_gather(
+    channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequence[View], draws: Draws
+) -> None:
     """Gather the shards of all ranks into the segments of ``fulls`` that the plan's layouts name.
 
     1. Encode the own shard into its slot.
@@ -49,17 +53,17 @@ def all_gather(channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequ
     if _direct(plan, shards, fulls):
         _gather_in_place(channel, plan, shards[0], fulls[0])
         return
-    hop = plan.hops[0]
-    slots = _Slots(channel, plan, hop)
-    _encode(channel, plan, hop, slots, me, shards, compact=True)
+    hop, like = plan.hops[0], fulls[0].memory
+    slots = _Slots(channel, plan, hop, like)
+    _encode(channel, plan, hop, slots, me, shards, draws, compact=True)
     for index, following in enumerate(plan.hops):
         if following.formats != hop.formats:
             held = plan.cargo(following, me, me)
             _decode(channel, plan, hop, slots, held, fulls)
             channel.pool.give(slots.memory)
-            hop, slots = following, _Slots(channel, plan, following)
+            hop, slots = following, _Slots(channel, plan, following, like)
             for shard in held:
-                _encode(channel, plan, hop, slots, shard, fulls, compact=False)
+                _encode(channel, plan, hop, slots, shard, fulls, draws, compact=False)
         peers = plan.peers(following, me)
         logical = {message.peer: message.logical_nbytes for message in plan.messages(index, me)}
         sends = {peer: slots.cargo(plan.cargo(following, me, peer)) for peer in peers if peer != me}
@@ -90,7 +94,7 @@ def _gather_in_place(channel: Channel, plan: Plan, shard: View, full: View) -> N
     own = shard.elements(0, layout.shard_numel(me))
     recvs = {peer: place for peer, place in enumerate(places) if peer != me}
     channel.exchange(plan.counted_as, dict.fromkeys(recvs, own), recvs)
-    places[me][...] = own
+    copy(places[me], own)
 
 
 def _encode(
@@ -100,15 +104,17 @@ def _encode(
     slots: _Slots,
     shard: int,
     sources: Sequence[View],
+    draws: Draws,
     *,
     compact: bool,
 ) -> None:
     with channel.clock.measure("encode"):
         out, at = slots.cargo((shard,)), 0
-        for layout, wire, source in zip(plan.layouts, hop.formats, sources, strict=True):
+        for position, layout in enumerate(plan.layouts):
+            wire = hop.formats[position]
             nbytes = wire.wire_nbytes(layout.lengths(shard))
-            place = Place(source, *layout.table(shard, compact=compact))
-            pack(wire, place, out[at : at + nbytes])
+            place = Place(sources[position], *layout.table(shard, compact=compact))
+            pack(wire, place, out[at : at + nbytes], draws.of(wire.codec, shard, position))
             at += nbytes
 
 

@@ -14,11 +14,17 @@ from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import nested_reduce, reduce_scatter
 from zcomm.collectives.wire import Place, Reduction
+from zcomm.device import scratch
 from zcomm.plan import AllReduce, Plan, WireFormat
+from zcomm.seeds import Draws
 
 
 def all_reduce(
-    channel: Channel, plans: AllReduce, tensors: Sequence[View], reduction: Reduction
+    channel: Channel,
+    plans: AllReduce,
+    tensors: Sequence[View],
+    reduction: Reduction,
+    draws: Draws,
 ) -> None:
     """Reduce ``tensors`` over all ranks, in place.
 
@@ -27,16 +33,16 @@ def all_reduce(
     2. all_gather of the reduced shards; the owner, too, keeps what the others decode.
     """
     if plans.whole is not None:
-        _reduce_whole(channel, plans.whole, plans.scatter, tensors, reduction)
+        _reduce_whole(channel, plans.whole, plans.scatter, tensors, reduction, draws)
         return
     shards = []
     for position, layout in enumerate(plans.scatter.layouts):
         encoded = any(hop.formats[position].codec is not None for hop in plans.gather.hops)
         dtype = "float32" if encoded else layout.dtype
-        memory = np.empty(layout.shard_numel(channel.rank) * ITEMSIZE[dtype], np.uint8)
-        shards.append(View(memory, dtype))
-    reduce_scatter(channel, plans.scatter, tensors, shards, reduction)
-    all_gather(channel, plans.gather, shards, tensors)
+        nbytes = layout.shard_numel(channel.rank) * ITEMSIZE[dtype]
+        shards.append(View(scratch(nbytes, tensors[position].memory), dtype))
+    reduce_scatter(channel, plans.scatter, tensors, shards, reduction, draws.stage(0))
+    all_gather(channel, plans.gather, shards, tensors, draws.stage(1))
 
 
 def _reduce_whole(
@@ -45,14 +51,15 @@ def _reduce_whole(
     scatter: Plan,
     tensors: Sequence[View],
     reduction: Reduction,
+    draws: Draws,
 ) -> None:
     """Reduce small ``tensors`` exactly.
 
     1. all_gather of every rank's tensors, whole.
     2. Reduce locally as the levels nest: the bits of the large algorithm.
     """
-    copies = [View(np.empty(channel.size * t.memory.size, np.uint8), t.dtype) for t in tensors]
-    all_gather(channel, whole, tensors, copies)
+    copies = [View(scratch(channel.size * t.memory.size, t.memory), t.dtype) for t in tensors]
+    all_gather(channel, whole, tensors, copies, draws)
     for tensor, copy, partial in zip(tensors, copies, scatter.partials, strict=True):
         parts = [copy.elements(rank * tensor.numel, tensor.numel) for rank in range(channel.size)]
         place = Place(tensor, np.array([0], np.int64), np.array([tensor.numel], np.int64))

@@ -9,6 +9,7 @@ from topology import Topology
 from zcomm import environment
 from zcomm.arrays import BufferPool, Memory
 from zcomm.errors import CollectiveTimeout
+from zcomm.seeds import Calls
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
 
@@ -27,6 +28,7 @@ class Channel:
     traffic: Traffic
     clock: Clock
     pool: BufferPool
+    calls: Calls
 
     @property
     def size(self) -> int:

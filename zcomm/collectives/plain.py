@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from zcomm.arrays import View
 from zcomm.collectives.channel import Channel
+from zcomm.device import copy
 
 
 def all_to_all(channel: Channel, send: View, recv: View) -> None:
@@ -17,7 +18,7 @@ def all_to_all(channel: Channel, send: View, recv: View) -> None:
     sends = {rank: send.memory[runs[rank]] for rank in others}
     recvs = {rank: recv.memory[runs[rank]] for rank in others}
     channel.exchange("all_to_all", sends, recvs)
-    recv.memory[runs[me]] = send.memory[runs[me]]
+    copy(recv.memory[runs[me]], send.memory[runs[me]])
 
 
 def broadcast(channel: Channel, x: View, root: int) -> None:

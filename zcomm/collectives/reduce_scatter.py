@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from topology import Topology
 from zcomm.arrays import Memory, View
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.wire import Place, Reduction, pack, reduce, reduce_pack
+from zcomm.collectives.wire import Packing, Place, Reduction, pack_all, reduce, reduce_pack
+from zcomm.device import scratch
 from zcomm.layout import Indices
 from zcomm.plan import Hop, Plan, WireFormat
+from zcomm.seeds import Draws
 
 Chunks = dict[int, list[Memory]]
 """For every shard on its way: its wire chunks from the peers of the last hop, ascending."""
@@ -24,6 +24,7 @@ def reduce_scatter(
     fulls: Sequence[View],
     shards: Sequence[View],
     reduction: Reduction,
+    draws: Draws,
 ) -> None:
     """Reduce ``fulls`` over all ranks and write this rank's segments, compact, to ``shards``.
 
@@ -40,7 +41,7 @@ def reduce_scatter(
     """
     if not plan.layouts:
         return
-    run = _Run(channel, plan, fulls, reduction)
+    run = _Run(channel, plan, fulls, reduction, draws)
     chunks = run.alone() if not plan.hops else {}
     for index in range(len(plan.hops)):
         before, run.scratch = run.scratch, []
@@ -59,14 +60,15 @@ class _Run:
     plan: Plan
     fulls: Sequence[View]
     reduction: Reduction
+    draws: Draws
     scratch: list[Memory] = field(default_factory=list)
 
     def alone(self) -> Chunks:
         """Return the only rank's shard as it is: no level has a hop, so no codec is passed."""
         me = self.channel.rank
         hop = Hop(None, self.plan.plain_formats)
-        out = np.empty(self.plan.chunk_nbytes(hop, me), np.uint8)
-        self._encode(hop, me, out)
+        out = scratch(self.plan.chunk_nbytes(hop, me), self.fulls[0].memory)
+        pack_all(self._packings(hop, me, out))
         return {me: [out]}
 
     def outgoing(self, index: int, chunks: Chunks) -> dict[int, Memory]:
@@ -75,10 +77,14 @@ class _Run:
         hop = plan.hops[index]
         messages = {}
         with self.channel.clock.measure("encode"):
+            packings: list[Packing] = []
             for peer in plan.peers(hop, me):
                 cargo = plan.cargo(hop, me, peer)
                 plain = self._plain(hop, cargo) if index == 0 else None
-                messages[peer] = self._message(index, cargo, chunks) if plain is None else plain
+                if plain is None:
+                    plain = self._message(index, cargo, chunks, packings)
+                messages[peer] = plain
+            pack_all(packings)
         return messages
 
     def exchange(self, index: int, messages: dict[int, Memory]) -> Chunks:
@@ -119,34 +125,40 @@ class _Run:
         run = self.plan.layouts[0].run(cargo[0])
         return None if run is None else self.fulls[0].elements(run.start, run.numel)
 
-    def _message(self, index: int, cargo: Sequence[int], chunks: Chunks) -> Memory:
+    def _message(
+        self, index: int, cargo: Sequence[int], chunks: Chunks, packings: list[Packing]
+    ) -> Memory:
+        """Return one message; at the first hop ``packings`` are what is yet to be written to it."""
         hop = self.plan.hops[index]
         message = self._take(sum(self.plan.chunk_nbytes(hop, shard) for shard in cargo))
         at = 0
         for shard in cargo:
             out = message[at : at + self.plan.chunk_nbytes(hop, shard)]
             if index == 0:
-                self._encode(hop, shard, out)
+                packings += self._packings(hop, shard, out)
             else:
                 self._recode(index, shard, chunks[shard], out)
             at += out.size
         return message
 
-    def _encode(self, hop: Hop, shard: int, out: Memory) -> None:
+    def _packings(self, hop: Hop, shard: int, out: Memory) -> Iterator[Packing]:
         for position, piece in enumerate(_pieces(self.plan, hop, shard)):
             source = Place(self.fulls[position], *self.plan.layouts[position].table(shard))
-            pack(piece.wire, source, out[piece.span])
+            seed = self.draws.of(piece.wire.codec, 0, shard, position)
+            yield Packing(piece.wire, source, out[piece.span], seed)
 
     def _recode(self, index: int, shard: int, chunks: Sequence[Memory], out: Memory) -> None:
         before = _pieces(self.plan, self.plan.hops[index - 1], shard)
         after = _pieces(self.plan, self.plan.hops[index], shard)
-        for layout, old, new in zip(self.plan.layouts, before, after, strict=True):
+        for position, layout in enumerate(self.plan.layouts):
+            old, new = before[position], after[position]
             parts = [chunk[old.span] for chunk in chunks]
             _, lengths = layout.table(shard)
-            reduce_pack(old.wire, parts, new.wire, lengths, self.reduction, out[new.span])
+            seed = self.draws.of(new.wire.codec, index, shard, position)
+            reduce_pack(old.wire, parts, new.wire, lengths, self.reduction, out[new.span], seed)
 
     def _take(self, nbytes: int) -> Memory:
-        memory = self.channel.pool.take(nbytes)
+        memory = self.channel.pool.take(nbytes, self.fulls[0].memory)
         self.scratch.append(memory)
         return memory
 
@@ -201,6 +213,6 @@ def _partial(
     lengths: Indices,
     reduction: Reduction,
 ) -> Memory:
-    out = np.empty(partial.wire_nbytes(tuple(lengths.tolist())), np.uint8)
-    reduce_pack(wire, parts, partial, lengths, reduction, out)
+    out = scratch(partial.wire_nbytes(tuple(lengths.tolist())), parts[0])
+    reduce_pack(wire, parts, partial, lengths, reduction, out, seed=0)
     return out

@@ -1,21 +1,23 @@
 """Between elements and wire chunks: pack, unpack, reduce, and reduce-and-pack one shard's segments.
 
 Floating point goes through the codec kernels, exact or quantised alike; float64, integers, booleans
-and complex numbers, and the operations other than sum and avg, go through NumPy. A *carrier* is the
-codec whose wire bytes are the plain elements of a dtype.
+and complex numbers, and the operations other than sum and avg, go through NumPy: for device arrays
+these are copied to the host, which waits. A *carrier* is the codec whose wire bytes are the plain
+elements of a dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zcomm.arrays import HALF, ITEMSIZE, Memory, View
-from zcomm.codecs import Codec, kernels
+from zcomm.arrays import HALF, ITEMSIZE, DeviceMemory, HostMemory, Memory, View
+from zcomm.codecs import Codec
+from zcomm.device import copy, from_host, kernels_of, on_host, scratch
 from zcomm.layout import Indices
 from zcomm.plan import WireFormat
 
@@ -60,17 +62,34 @@ class Reduction:
         return CARRIER.get(wire.dtype) if self.op in ("sum", "avg") else None
 
 
-def pack(wire: WireFormat, source: Place, out: Memory) -> None:
-    """Write the wire chunk of ``source``."""
+def pack(wire: WireFormat, source: Place, out: Memory, seed: int) -> None:
+    """Write the wire chunk of ``source``; ``seed`` is that of a codec that rounds at random."""
     view = source.view
     if wire.codec is None and view.dtype == wire.dtype:
         at = 0
         for run in _runs(source):
-            out[at : at + run.size] = run
+            copy(out[at : at + run.size], run)
             at += run.size
     else:
         codec = wire.codec or CARRIER[wire.dtype]
-        kernels().encode(codec, view.memory, view.dtype, source.starts, source.lengths, out)
+        place = view.memory, view.dtype, source.starts, source.lengths
+        kernels_of(view.memory).encode(codec, *place, out, seed)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A chunk yet to be written: what :func:`pack` is given."""
+
+    wire: WireFormat
+    source: Place
+    out: Memory
+    seed: int
+
+
+def pack_all(packings: Iterable[Packing]) -> None:
+    """Write several wire chunks."""
+    for one in packings:
+        pack(one.wire, one.source, one.out, one.seed)
 
 
 def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
@@ -79,11 +98,12 @@ def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
     if wire.codec is None and view.dtype == wire.dtype:
         at = 0
         for run in _runs(target):
-            run[...] = chunk[at : at + run.size]
+            copy(run, chunk[at : at + run.size])
             at += run.size
     else:
         codec = wire.codec or CARRIER[wire.dtype]
-        kernels().decode(codec, chunk, target.starts, target.lengths, view.memory, view.dtype)
+        place = target.starts, target.lengths, view.memory, view.dtype
+        kernels_of(view.memory).decode(codec, chunk, *place)
 
 
 def reduce(wire: WireFormat, chunks: Sequence[Memory], target: Place, reduction: Reduction) -> None:
@@ -92,12 +112,12 @@ def reduce(wire: WireFormat, chunks: Sequence[Memory], target: Place, reduction:
     codec = reduction.carrier(wire)
     if codec is not None:
         place = target.starts, target.lengths, view.memory, view.dtype
-        kernels().decode_reduce(codec, list(chunks), *place, divisor)
+        kernels_of(view.memory).decode_reduce(codec, list(chunks), *place, divisor)
         return
     total = _combine(wire.dtype, chunks, reduction.op)
     if divisor != 1:
         total = total / np.asarray(divisor, total.dtype)
-    rounded = np.empty(total.size * ITEMSIZE[view.dtype], np.uint8)
+    rounded = scratch(total.size * ITEMSIZE[view.dtype], view.memory)
     _round(total, view.dtype, rounded)
     unpack(WireFormat(view.dtype), rounded, target)
 
@@ -109,12 +129,13 @@ def reduce_pack(
     lengths: Indices,
     reduction: Reduction,
     out: Memory,
+    seed: int,
 ) -> None:
     """Combine wire chunks in the order given; write the sum as a wire chunk of another format."""
     source = reduction.carrier(wire)
     if source is not None:
         target = into.codec or CARRIER[into.dtype]
-        kernels().decode_reduce_encode(source, list(chunks), target, lengths, out)
+        kernels_of(out).decode_reduce_encode(source, list(chunks), target, lengths, out, seed)
     else:
         assert into.codec is None
         _round(_combine(wire.dtype, chunks, reduction.op), into.dtype, out)
@@ -134,17 +155,29 @@ def _combine(dtype: str, chunks: Sequence[Memory], op: str) -> npt.NDArray[Any]:
 
 def _elements(chunk: Memory, dtype: str) -> npt.NDArray[Any]:
     if dtype not in HALF:
-        return chunk.view(np.dtype(dtype))
+        return on_host(chunk).view(np.dtype(dtype))
     numel = chunk.size // 2
-    wide = np.empty(numel, np.float32)
-    whole = np.array([0], np.int64), np.array([numel], np.int64)
-    kernels().decode(CARRIER[dtype], chunk, *whole, wide.view(np.uint8), "float32")
-    return wide
+    wide = scratch(numel * ITEMSIZE["float32"], chunk)
+    kernels_of(chunk).decode(CARRIER[dtype], chunk, *_whole(numel), wide, "float32")
+    return on_host(wide).view(np.float32)
 
 
 def _round(total: npt.NDArray[Any], dtype: str, out: Memory) -> None:
     if dtype in HALF:
-        whole = np.array([0], np.int64), np.array([total.size], np.int64)
-        kernels().encode(CARRIER[dtype], total.view(np.uint8), "float32", *whole, out)
+        wide = _placed(total.view(np.uint8), out)
+        kernels_of(out).encode(CARRIER[dtype], wide, "float32", *_whole(total.size), out)
     else:
-        out.view(np.dtype(dtype))[...] = total
+        from_host(out, total.astype(np.dtype(dtype), copy=False).view(np.uint8))
+
+
+def _placed(values: HostMemory, like: Memory) -> Memory:
+    """Return bytes in the place where ``like`` lies."""
+    if not isinstance(like, DeviceMemory):
+        return values
+    memory = scratch(values.size, like)
+    from_host(memory, values)
+    return memory
+
+
+def _whole(numel: int) -> tuple[Indices, Indices]:
+    return np.array([0], np.int64), np.array([numel], np.int64)

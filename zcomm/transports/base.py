@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from zcomm.arrays import Memory
+from zcomm.device import Device, HostMemory, Memory
 
 
 class Transport(Protocol):
@@ -19,6 +19,8 @@ class Transport(Protocol):
     rank: int
     size: int
     name: str
+    device: Device | None
+    """The one device whose memory it moves; None: any, through the host."""
 
     def exchange(
         self,
@@ -32,6 +34,8 @@ class Transport(Protocol):
         Args:
             sends: bytes for each peer, unchanged until the call returns. Empty ones are not sent.
             recvs: memory for what each peer sends here, of exactly that size.
+                Device memory is read and written in the order of its current stream; the call may
+                return before that has happened.
             timeout: seconds after which the call gives up, None for never.
 
         Returns:
@@ -43,3 +47,26 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Release what the transport holds; all ranks call it."""
+
+
+class HostTransport(Protocol):
+    """A transport of host memory only; :mod:`zcomm.transports.staged` makes a whole one of it."""
+
+    rank: int
+    size: int
+    name: str
+
+    def exchange(
+        self,
+        sends: Mapping[int, HostMemory],
+        recvs: Mapping[int, HostMemory],
+        *,
+        timeout: float | None = None,
+    ) -> frozenset[int]:
+        """See :class:`Transport`."""
+
+    def abort(self, code: int) -> None:
+        """See :class:`Transport`."""
+
+    def close(self) -> None:
+        """See :class:`Transport`."""

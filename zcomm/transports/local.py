@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from zcomm.arrays import Memory
+from zcomm.arrays import HostMemory
 from zcomm.errors import PeerLost
 
 POLL_SECONDS = 0.05
@@ -24,11 +24,11 @@ class Hub:
     def __init__(self, size: int) -> None:
         self.size = size
         self.failure: str | None = None
-        self._boxes: dict[tuple[int, int], SimpleQueue[Memory]] = {
+        self._boxes: dict[tuple[int, int], SimpleQueue[HostMemory]] = {
             (source, target): SimpleQueue() for source in range(size) for target in range(size)
         }
 
-    def box(self, source: int, target: int) -> SimpleQueue[Memory]:
+    def box(self, source: int, target: int) -> SimpleQueue[HostMemory]:
         """Return the messages on their way from one rank to another."""
         return self._boxes[source, target]
 
@@ -52,8 +52,8 @@ class LocalTransport:
 
     def exchange(
         self,
-        sends: Mapping[int, Memory],
-        recvs: Mapping[int, Memory],
+        sends: Mapping[int, HostMemory],
+        recvs: Mapping[int, HostMemory],
         *,
         timeout: float | None = None,
     ) -> frozenset[int]:
@@ -69,7 +69,7 @@ class LocalTransport:
         ]
         return frozenset(late)
 
-    def _receive(self, peer: int, memory: Memory, deadline: float | None) -> bool:
+    def _receive(self, peer: int, memory: HostMemory, deadline: float | None) -> bool:
         box = self._hub.box(peer, self.rank)
         while True:
             try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from zcomm import environment
-from zcomm.arrays import Memory
+from zcomm.arrays import HostMemory
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,8 +39,8 @@ class MpiTransport:
 
     def exchange(
         self,
-        sends: Mapping[int, Memory],
-        recvs: Mapping[int, Memory],
+        sends: Mapping[int, HostMemory],
+        recvs: Mapping[int, HostMemory],
         *,
         timeout: float | None = None,
     ) -> frozenset[int]:
@@ -56,7 +56,7 @@ class MpiTransport:
             return frozenset()
         return frozenset(peer for peer, request in incoming if not request.Test())
 
-    def _parts(self, memory: Memory) -> Iterator[Memory]:
+    def _parts(self, memory: HostMemory) -> Iterator[HostMemory]:
         for start in range(0, memory.size, self._limit):
             yield memory[start : start + self._limit]
 

@@ -1,0 +1,93 @@
+"""How an operation of a communicator is issued: in which place, after what, before what.
+
+Host arrays: the operation runs in its turn on the rank's stream. Device arrays: the same, and what
+it enqueues comes after what the caller has enqueued, and before what the caller enqueues once the
+call (or ``Work.wait``) has returned; the host waits for peers, never for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zcomm.arguments import Item
+from zcomm.arrays import View
+from zcomm.device import Memory, Operation, device_of
+from zcomm.guard import Guard
+from zcomm.transports.base import Transport
+from zcomm.work import Stream
+
+
+class Issuer:
+    """Issues the operations of one communicator."""
+
+    def __init__(self, stream: Stream, guard: Guard, transport: Transport) -> None:
+        self._stream = stream
+        self._guard = guard
+        self._transport = transport
+
+    def issue(
+        self,
+        words: str,
+        execute: Callable[[], None],
+        items: Sequence[Item],
+        result: Any,
+        async_op: bool,
+    ) -> Any:
+        """Run one operation: handshake, execution, delivery.
+
+        Raises:
+            TypeError: arrays of several places, or of a device that the transport does not serve.
+        """
+        operation = self._operation(
+            [memory for item in items for memory in item.memories],
+            [array for item in items for array in item.arrays],
+        )
+        if operation is not None and self._transport.device is not None:
+            # Host and device arrays travel by different ways here: ranks must not mix them.
+            words = f"{words} over {self._transport.name}"
+
+        def run() -> Any:
+            self._guard.check(words)
+            execute()
+            for item in items:
+                item.deliver()
+            return result
+
+        if async_op:
+            join = None if operation is None else operation.join
+            return self._stream.submit(_placed(run, operation), join)
+        return self._finish(run, operation)
+
+    def alone(self, execute: Callable[[], None], x: View) -> None:
+        """Run an operation that has no handshake, on one array."""
+        self._finish(execute, self._operation([x.memory], [x.array]))
+
+    def _finish(self, run: Callable[[], Any], operation: Operation | None) -> Any:
+        result = self._stream.call(_placed(run, operation))
+        if operation is not None:
+            operation.join()
+        return result
+
+    def _operation(self, memories: Sequence[Memory], arrays: Sequence[Any]) -> Operation | None:
+        device = device_of(*memories)
+        if device is None:
+            return None
+        served = self._transport.device
+        if served is not None and served is not device:
+            raise TypeError(
+                f"array on {device.name}: this rank communicates over {self._transport.name} from "
+                f"{served.name}; possible are arrays of {served.name} and of the host"
+            )
+        return self._stream.lane(device).begin(arrays)
+
+
+def _placed(run: Callable[[], Any], operation: Operation | None) -> Callable[[], Any]:
+    if operation is None:
+        return run
+
+    def on_lane() -> Any:
+        with operation.running():
+            return run()
+
+    return on_lane
