@@ -1,4 +1,6 @@
-"""The NumPy kernels, on any input, against the definition written out one number at a time."""
+"""Every implementation of the kernels against the definition written out one number at a time."""
+
+import functools
 
 import numpy as np
 import pytest
@@ -6,93 +8,150 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codecs import oracle
-from tests.codecs.inputs import CODECS, Message, memory, messages
+from tests.codecs.cases import Call, cases, differences, expected, outcomes, texts
+from tests.codecs.inputs import CODECS, DTYPES, Message, memory, messages
 from zcomm import Codec
 from zcomm.codecs import reference
+from zcomm.codecs.wire import layout
 
 EXAMPLES, MANY = 80, 1500
 LONGEST = 150
+SCALES = (
+    *(0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x0D80, 0x8D80, 0x0D7F, 0x0C80, 0x0C7F),
+    *(0x3F80, 0xBF80, 0x3DCC, 0x4049, 0x7B80, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0x7F81),
+)
+OF_256_BYTES = [
+    *(text for text in texts(256) if text.startswith(("int8", "fp8"))),
+    *(text for text in texts(512) if text.startswith("int4")),
+]
+PATTERNS = np.random.default_rng(0).permutation(65536).astype(np.uint16).view(np.uint8)
+ANY_CODEC = [*CODECS, *map(Codec.parse, texts(64))]
 
 
-def segments_of(message, values, dtype):
-    """The values of the segments in memory, as lists of floats."""
-    loaded = oracle.load(values, dtype)
-    bounds = zip(message.starts.tolist(), message.lengths.tolist(), strict=True)
-    return [loaded[start : start + length] for start, length in bounds]
-
-
-def placed(message, before, segments, dtype, *, saturate):
-    """The bytes of memory after segments were written to it."""
-    size, expected = oracle.ITEMSIZE[dtype], bytearray(before.tobytes())
-    for start, values in zip(message.starts.tolist(), segments, strict=True):
-        stored = oracle.store(values, dtype, saturate=saturate)
-        expected[start * size : (start + len(values)) * size] = stored
-    return bytes(expected)
-
-
-def check(message, num_wires, divisor, codec_out):
-    codec, dtype = message.codec, message.dtype
-    values = message.values()
-    wire = memory(message.wire_nbytes, message.offset, fill=170)
-    reference.encode(codec, values, dtype, message.starts, message.lengths, wire)
-    segments = segments_of(message, values, dtype)
-    assert wire.tobytes() == oracle.encode(codec.format, codec.block, segments)
-
-    wires = message.wires(num_wires)
-    lengths = message.lengths.tolist()
-    decoded = [oracle.decode(codec.format, codec.block, wire, lengths) for wire in wires]
-    before = message.values(stream=99)
-    out = before.copy()
-    reference.decode(codec, wires[0], message.starts, message.lengths, out, dtype)
-    assert out.tobytes() == placed(message, before, decoded[0], dtype, saturate=True)
-
-    out = before.copy()
-    reference.decode_reduce(codec, wires, message.starts, message.lengths, out, dtype, divisor)
-    total = oracle.reduced(decoded, divisor)
-    assert out.tobytes() == placed(message, before, total, dtype, saturate=False)
-
-    encoded = oracle.encode(codec_out.format, codec_out.block, oracle.reduced(decoded))
-    out = memory(len(encoded), message.offset + 1, fill=85)
-    reference.decode_reduce_encode(codec, wires, codec_out, message.lengths, out)
-    assert out.tobytes() == encoded
-
-
-ANY = {
-    "message": messages(longest=LONGEST),
-    "num_wires": st.integers(1, 4),
-    "divisor": st.sampled_from([1, 2, 3, 41, 47, 55, 2**24 + 1]),
-    "codec_out": st.sampled_from(CODECS),
-}
+@st.composite
+def calls(draw):
+    return Call(
+        message=draw(messages(codecs=ANY_CODEC, longest=LONGEST)),
+        codec_out=draw(st.sampled_from(ANY_CODEC)),
+        dtype_out=draw(st.sampled_from(DTYPES)),
+        num_wires=draw(st.integers(1, 4)),
+        divisor=draw(st.sampled_from([1, 2, 3, 41, 47, 55, 2**24 + 1])),
+        seed=draw(st.sampled_from([0, 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)),
+    )
 
 
 @settings(max_examples=EXAMPLES)
-@given(**ANY)
-def test_reference_is_the_definition(message, num_wires, divisor, codec_out):
-    check(message, num_wires, divisor, codec_out)
+@given(calls())
+def test_reference_is_the_definition(call):
+    assert differences(reference, call, expected(call)) == []
 
 
 @pytest.mark.slow
 @settings(max_examples=MANY)
-@given(**ANY)
-def test_reference_is_the_definition_on_many(message, num_wires, divisor, codec_out):
-    check(message, num_wires, divisor, codec_out)
+@given(calls())
+def test_reference_is_the_definition_on_many(call):
+    assert differences(reference, call, expected(call)) == []
 
 
-@pytest.mark.parametrize("kind", ["normal", "wide", "special", "huge"])
-@pytest.mark.parametrize("text", ["int8", "int4", "int4:block=4096"])
-def test_reference_is_the_definition_on_long_segments(text, kind):
+@functools.cache
+def answer(case):
+    """The inputs of a case and what the oracle says, once for all implementations."""
+    inputs = case.call.inputs()
+    return inputs, expected(case.call, inputs)
+
+
+@pytest.mark.parametrize("case", cases("smoke"), ids=str)
+def test_table(any_kernels, case):
+    inputs, wanted = answer(case)
+    assert differences(any_kernels, case.call, wanted, inputs) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("text", texts())
+def test_whole_table(any_kernels, text):
+    """The reference against the definition; the others against the reference."""
+    wrong = {}
+    for case in cases("full"):
+        if case.text == text:
+            inputs, call = case.call.inputs(), case.call
+            slow = any_kernels is reference
+            wanted = expected(call, inputs) if slow else outcomes(reference, call, inputs)
+            wrong[str(case)] = differences(any_kernels, call, wanted, inputs)
+    assert {name: different for name, different in wrong.items() if different} == {}
+
+
+def every_code(codec, seed):
+    """A message whose blocks hold every byte as codes, one block for every special scale."""
+    rng = np.random.default_rng(seed)
+    codes = np.concatenate([rng.permutation(256) for _ in SCALES]).astype(np.uint8)
+    scales = rng.permutation(np.array(SCALES, np.uint16)).view(np.uint8)
+    return np.concatenate([codes, scales, np.zeros(-scales.size % 16, np.uint8)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("text", OF_256_BYTES)
+def test_every_code_times_special_scales(any_kernels, text, dtype):
     codec = Codec.parse(text)
-    lengths = np.array([2 * codec.block + 3, codec.block, 1], np.int64)
+    starts, lengths = np.zeros(1, np.int64), np.array([codec.block * len(SCALES)])
+    wires = [every_code(codec, seed) for seed in range(3)]
+    decoded = [decoded_once(codec, wire.tobytes()) for wire in wires]
+    out = memory(int(lengths[0]) * oracle.ITEMSIZE[dtype], 1)
+    any_kernels.decode(codec, wires[0], starts, lengths, out, dtype)
+    assert out.tobytes() == oracle.store(decoded[0], dtype, saturate=True)
+    any_kernels.decode_reduce(codec, wires, starts, lengths, out, dtype, 3)
+    (total,) = oracle.reduced([[values] for values in decoded], 3)
+    assert out.tobytes() == oracle.store(total, dtype)
+
+
+@functools.cache
+def decoded_once(codec, wire):
+    return oracle.decode(codec, wire, [codec.block * len(SCALES)])[0]
+
+
+@pytest.mark.parametrize("num_wires", [1, 2, 5])
+@pytest.mark.parametrize("text", texts(64))
+def test_fused_kernels_are_their_parts(any_kernels, text, num_wires):
+    """One wire is decoded, several are summed to float32 memory, and that is encoded."""
+    codec, rng = Codec.parse(text), np.random.default_rng(num_wires)
+    lengths = np.array([300, 33, 1, 64])
     starts = np.cumsum(lengths) - lengths
-    message = Message(codec, "float32", starts, lengths, int(lengths.sum()), kind, 7, 1)
-    check(message, 2, 2, codec)
+    codec_out = Codec.parse(rng.choice(list(texts(32))))
+    message = Message(codec, "float32", starts, lengths, int(lengths.sum()), "wide", num_wires, 0)
+    wires = message.wires(num_wires)
+    total = memory(4 * message.numel)
+    any_kernels.decode_reduce(codec, wires, starts, lengths, total, "float32", 1)
+    if num_wires == 1:
+        decoded = memory(4 * message.numel)
+        any_kernels.decode(codec, wires[0], starts, lengths, decoded, "float32")
+        assert decoded.tobytes() == total.tobytes()
+    nbytes = layout(codec_out, lengths).nbytes
+    fused, parts = memory(nbytes, 1, fill=1), memory(nbytes, 2, fill=2)
+    any_kernels.decode_reduce_encode(codec, wires, codec_out, lengths, fused, 77)
+    any_kernels.encode(codec_out, total, "float32", starts, lengths, parts, 77)
+    assert fused.tobytes() == parts.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_16_bit_pattern_through_the_casts(dtype):
-    patterns = np.arange(65536, dtype=np.uint16).view(np.uint8)
-    starts, lengths = np.zeros(1, np.int64), np.array([65536], np.int64)
-    for codec in (Codec("none"), Codec("bf16"), Codec("fp16")):
-        wire = memory(65536 * oracle.ITEMSIZE[oracle.CAST[codec.format]])
-        reference.encode(codec, patterns, dtype, starts, lengths, wire)
-        assert wire.tobytes() == oracle.encode(codec.format, 0, [oracle.load(patterns, dtype)])
+@pytest.mark.parametrize("text", ["none", "bf16", "fp16"])
+def test_every_16_bit_pattern_through_the_casts(any_kernels, text, dtype):
+    assert_every_pattern(any_kernels, Codec.parse(text), dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("text", [text for text in texts(32) if ":" in text])
+def test_every_16_bit_pattern(any_kernels, text, dtype):
+    assert_every_pattern(any_kernels, Codec.parse(text), dtype)
+
+
+def assert_every_pattern(kernels, codec, dtype):
+    wire = memory(len(encoded_patterns(codec, dtype)))
+    starts, lengths = np.zeros(1, np.int64), np.array([65536])
+    kernels.encode(codec, PATTERNS, dtype, starts, lengths, wire, 3)
+    assert wire.tobytes() == encoded_patterns(codec, dtype)
+
+
+@functools.cache
+def encoded_patterns(codec, dtype):
+    return oracle.encode(codec, [oracle.load(PATTERNS, dtype)], 3)
