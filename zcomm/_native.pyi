@@ -2,21 +2,23 @@ from collections.abc import Sequence
 
 from zcomm.codecs.wire import Bytes, Lengths
 
+# Format, block, whether rounding is stochastic, whether values are transformed.
+Description = tuple[int, int, bool, bool]
+
 def instruction_sets() -> list[str]: ...
 def instruction_set() -> str: ...
 def select(name: str) -> bool: ...
 def encode(
-    format: int,
-    block: int,
+    codec: Description,
     x: Bytes,
     dtype: int,
     starts: Lengths,
     lengths: Lengths,
     out: Bytes,
+    seed: int,
 ) -> int: ...
 def decode(
-    format: int,
-    block: int,
+    codec: Description,
     wire: Bytes,
     starts: Lengths,
     lengths: Lengths,
@@ -24,8 +26,7 @@ def decode(
     dtype: int,
 ) -> int: ...
 def decode_reduce(
-    format: int,
-    block: int,
+    codec: Description,
     wires: Sequence[Bytes],
     starts: Lengths,
     lengths: Lengths,
@@ -34,11 +35,10 @@ def decode_reduce(
     divisor: int,
 ) -> int: ...
 def decode_reduce_encode(
-    format_in: int,
-    block_in: int,
+    codec_in: Description,
     wires: Sequence[Bytes],
-    format_out: int,
-    block_out: int,
+    codec_out: Description,
     lengths: Lengths,
     out: Bytes,
+    seed: int,
 ) -> int: ...

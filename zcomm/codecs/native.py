@@ -10,12 +10,17 @@ from __future__ import annotations
 from zcomm import _native
 from zcomm.errors import CodecError
 
-from .codec import Codec
+from .codec import FORMATS, Codec
 from .wire import Bytes, Lengths, check_decode, check_encode, check_out, check_wires
 
-_FORMATS = {name: i for i, name in enumerate(("none", "bf16", "fp16", "int8", "int4"))}
+_FORMATS = {
+    name: i
+    for i, name in enumerate(("none", "bf16", "fp16", "int8", "int4", "fp8_e4m3", "fp8_e5m2"))
+}
 _DTYPES = {name: i for i, name in enumerate(("float32", "bfloat16", "float16"))}
 _DONE = 0
+
+assert set(_FORMATS) == set(FORMATS)
 
 
 def select(name: str) -> None:
@@ -49,15 +54,8 @@ def encode(
     out: Bytes,
     seed: int = 0,
 ) -> None:
-    """Do what ``reference.encode`` does.
-
-    Raises:
-        CodecError: the compiled module does not know the codec.
-    """
-    _check_known(codec)
-    status = _native.encode(
-        _FORMATS[codec.format], codec.block, x, _DTYPES[dtype], starts, lengths, out
-    )
+    """Do what ``reference.encode`` does."""
+    status = _native.encode(_described(codec), x, _DTYPES[dtype], starts, lengths, out, seed)
     if status != _DONE:
         check_encode(codec, x, dtype, starts, lengths, out)
         raise AssertionError(f"native encode refused valid memory: status {status}")
@@ -67,10 +65,7 @@ def decode(
     codec: Codec, wire: Bytes, starts: Lengths, lengths: Lengths, out: Bytes, dtype: str
 ) -> None:
     """Do what ``reference.decode`` does."""
-    _check_known(codec)
-    status = _native.decode(
-        _FORMATS[codec.format], codec.block, wire, starts, lengths, out, _DTYPES[dtype]
-    )
+    status = _native.decode(_described(codec), wire, starts, lengths, out, _DTYPES[dtype])
     if status != _DONE:
         check_decode(codec, [wire], starts, lengths, out, dtype)
         raise AssertionError(f"native decode refused valid memory: status {status}")
@@ -86,9 +81,8 @@ def decode_reduce(
     divisor: int,
 ) -> None:
     """Do what ``reference.decode_reduce`` does."""
-    _check_known(codec)
     status = _native.decode_reduce(
-        _FORMATS[codec.format], codec.block, wires, starts, lengths, out, _DTYPES[dtype], divisor
+        _described(codec), wires, starts, lengths, out, _DTYPES[dtype], divisor
     )
     if status != _DONE:
         check_decode(codec, wires, starts, lengths, out, dtype, divisor)
@@ -104,16 +98,8 @@ def decode_reduce_encode(
     seed: int = 0,
 ) -> None:
     """Do what ``reference.decode_reduce_encode`` does."""
-    _check_known(codec_in)
-    _check_known(codec_out)
     status = _native.decode_reduce_encode(
-        _FORMATS[codec_in.format],
-        codec_in.block,
-        wires,
-        _FORMATS[codec_out.format],
-        codec_out.block,
-        lengths,
-        out,
+        _described(codec_in), wires, _described(codec_out), lengths, out, seed
     )
     if status != _DONE:
         check_wires(codec_in, wires, lengths)
@@ -121,9 +107,6 @@ def decode_reduce_encode(
         raise AssertionError(f"native decode_reduce_encode refused valid memory: status {status}")
 
 
-def _check_known(codec: Codec) -> None:
-    """Raise CodecError for what only ``reference`` has."""
-    if codec.format not in _FORMATS or (codec.rounding, codec.transform) != ("nearest", "none"):
-        raise CodecError(
-            f"{codec} has no native kernels yet; possible is ZCOMM_CODEC_BACKEND=numpy"
-        )
+def _described(codec: Codec) -> tuple[int, int, bool, bool]:
+    stochastic, transformed = codec.rounding == "stochastic", codec.transform == "hadamard"
+    return _FORMATS[codec.format], codec.block, stochastic, transformed

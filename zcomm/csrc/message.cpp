@@ -39,10 +39,9 @@ i64 rounded(i64 nbytes) { return (nbytes + 15) / 16 * 16; }
 i64 num_blocks(Codec codec, i64 numel) { return (numel + codec.block - 1) / codec.block; }
 
 i64 code_nbytes(Codec codec, i64 numel) {
-    if (codec.format == INT8) return numel;
-    if (codec.format == INT4)
-        return numel / codec.block * (codec.block / 2) + (numel % codec.block + 1) / 2;
-    return numel * itemsize(cast_dtype(codec.format));
+    if (!quantised(codec.format)) return numel * itemsize(cast_dtype(codec.format));
+    if (codec.format != INT4) return numel;
+    return numel / codec.block * (codec.block / 2) + (numel % codec.block + 1) / 2;
 }
 
 // The parts of a message, as offsets in bytes: [0, codes) pad [scales, end) pad [.., nbytes).
@@ -89,9 +88,9 @@ void clear_padding(Output wire, const Layout& parts) {
     std::memset(wire.data + parts.end, 0, parts.nbytes - parts.end);
 }
 
-// A tile: where it lies in the typed memory (in elements) and on a wire (in bytes).
+// A tile: where it lies in the typed memory and in its segment (in elements), on a wire (in bytes).
 struct Tile {
-    i64 start, numel;
+    i64 start, first, numel;
 };
 
 struct Place {
@@ -109,36 +108,10 @@ template <class Function> void for_each_tile(Segments segments, Function functio
     for (i64 i = 0; i < segments.count; ++i) {
         i64 start = segments.starts ? segments.starts[i] : next, length = segments.lengths[i];
         for (i64 done = 0; done < length; done += TILE)
-            function(Tile{start + done, std::min(TILE, length - done)});
+            function(Tile{start + done, done, std::min(TILE, length - done)});
         next = start + length;
     }
 }
-
-// Sums of one tile: the wires' values in ascending order, as float32.
-class Summer {
-  public:
-    Summer(const Table& table, Codec codec, const std::vector<Input>& wires)
-        : sums_(table.sum[codec.format]), codec_(codec), wires_(wires) {}
-
-    void operator()(Place place, i64 numel, u8* total) const {
-        const u8 *codes[MOST_WIRES], *scales[MOST_WIRES];
-        std::size_t count = wires_.size();
-        for (std::size_t w = 0; w < count;) {
-            int variant = count - w >= 4 ? 2 : count - w >= 2 ? 1 : 0;
-            for (int k = 0; k < 1 << variant; ++k) {
-                codes[k] = wires_[w + k].data + place.codes;
-                scales[k] = wires_[w + k].data + place.scales;
-            }
-            sums_[w > 0][variant](codes, scales, numel, codec_.block, total);
-            w += std::size_t(1) << variant;
-        }
-    }
-
-  private:
-    const Sum (&sums_)[2][3];
-    Codec codec_;
-    const std::vector<Input>& wires_;
-};
 
 struct alignas(64) Buffer {
     u8 values[4 * TILE];
@@ -156,40 +129,118 @@ void convert(const Table& table, Dtype from, const u8* in, i64 numel, Dtype to, 
     narrow(buffer.values, numel, 1.0f, out);
 }
 
+// Sums of one tile: the wires' values in ascending order, as float32.
+class Summer {
+  public:
+    Summer(const Table& table, Codec codec, const std::vector<Input>& wires)
+        : table_(table), sums_(table.sum[codec.format]), codec_(codec), wires_(wires) {}
+
+    void operator()(Place place, i64 numel, u8* total) const {
+        if (codec_.transformed) return sum_transformed(place, numel, total);
+        for (std::size_t count = wires_.size(), w = 0; w < count;) {
+            int variant = count - w >= 4 ? 2 : count - w >= 2 ? 1 : 0;
+            sum(place, numel, w, variant, w > 0, total);
+            w += std::size_t(1) << variant;
+        }
+    }
+
+  private:
+    void sum(Place place, i64 numel, std::size_t w, int variant, bool add, u8* total) const {
+        const u8 *codes[MOST_WIRES], *scales[MOST_WIRES];
+        for (int k = 0; k < 1 << variant; ++k) {
+            codes[k] = wires_[w + k].data + place.codes;
+            scales[k] = wires_[w + k].data + place.scales;
+        }
+        sums_[add][variant](codes, scales, numel, codec_.block, total);
+    }
+
+    void sum_transformed(Place place, i64 numel, u8* total) const {
+        sum(place, numel, 0, 0, false, total);
+        table_.transform[FLOAT32](total, numel, total);
+        Buffer buffer;
+        for (std::size_t w = 1; w < wires_.size(); ++w) {
+            sum(place, numel, w, 0, false, buffer.values);
+            table_.add_transform(buffer.values, numel, total);
+        }
+    }
+
+    const Table& table_;
+    const Sum (&sums_)[2][3];
+    Codec codec_;
+    const std::vector<Input>& wires_;
+};
+
 // Writes the tiles of a message.
 class Writer {
   public:
-    Writer(const Table& table, Codec codec, Output wire)
-        : table_(table), codec_(codec), wire_(wire) {}
+    Writer(const Table& table, Codec codec, Output wire, u64 seed)
+        : table_(table), codec_(codec), wire_(wire), seed_(seed) {}
 
-    void operator()(Dtype dtype, const u8* values, i64 numel, Place place) const {
+    void operator()(Dtype dtype, const u8* values, Tile tile, Place place) const {
         u8* codes = wire_.data + place.codes;
-        if (quantised(codec_.format))
-            table_.encode[dtype][codec_.format - INT8](values, numel, codec_.block, codes,
-                                                       wire_.data + place.scales);
-        else
-            convert(table_, dtype, values, numel, cast_dtype(codec_.format), codes, false);
+        if (!quantised(codec_.format))
+            return convert(table_, dtype, values, tile.numel, cast_dtype(codec_.format), codes,
+                           false);
+        if (!codec_.transformed) return encode(dtype, values, tile, place);
+        Buffer buffer;
+        table_.transform[dtype](values, tile.numel, buffer.values);
+        encode(FLOAT32, buffer.values, tile, place);
+    }
+
+  private:
+    void encode(Dtype dtype, const u8* values, Tile tile, Place place) const {
+        int code = codec_.format - INT8;
+        Encode loop = codec_.stochastic ? table_.stochastic[dtype][code]
+                                        : table_.nearest[dtype][code];
+        loop(values, tile.numel, codec_.block, Random{u64(tile.first), seed_},
+             wire_.data + place.codes, wire_.data + place.scales);
+    }
+
+    const Table& table_;
+    Codec codec_;
+    Output wire_;
+    u64 seed_;
+};
+
+// Decodes the tiles of one message.
+class Reader {
+  public:
+    Reader(const Table& table, Codec codec, const std::vector<Input>& wire, Dtype dtype)
+        : table_(table), sum_(table, codec, wire), codec_(codec), wire_(wire[0]), dtype_(dtype) {}
+
+    void operator()(Place place, i64 numel, u8* out) const {
+        const u8* codes = wire_.data + place.codes;
+        if (!quantised(codec_.format))
+            return convert(table_, cast_dtype(codec_.format), codes, numel, dtype_, out, true);
+        if (!codec_.transformed)
+            return table_.decode[codec_.format - INT8][dtype_](codes, wire_.data + place.scales,
+                                                               numel, codec_.block, out);
+        Buffer buffer;
+        sum_(place, numel, buffer.values);
+        convert(table_, FLOAT32, buffer.values, numel, dtype_, out, true);
     }
 
   private:
     const Table& table_;
+    Summer sum_;
     Codec codec_;
-    Output wire_;
+    Input wire_;
+    Dtype dtype_;
 };
 
 }  // namespace
 
 Status encode(const Table& table, Codec codec, Input x, Dtype dtype, Segments segments,
-              Output wire) {
+              Output wire, u64 seed) {
     if (!inside(segments, x.nbytes / itemsize(dtype))) return DOES_NOT_FIT;
     Layout parts = layout(codec, segments);
     if (wire.nbytes != parts.nbytes) return DOES_NOT_FIT;
     DefaultArithmetic arithmetic;
     clear_padding(wire, parts);
-    Writer write(table, codec, wire);
+    Writer write(table, codec, wire, seed);
     Place place{0, parts.scales};
     for_each_tile(segments, [&](Tile tile) {
-        write(dtype, x.data + tile.start * itemsize(dtype), tile.numel, place);
+        write(dtype, x.data + tile.start * itemsize(dtype), tile, place);
         place = advanced(place, codec, tile.numel);
     });
     return DONE;
@@ -202,20 +253,10 @@ Status decode(const Table& table, Codec codec, Input wire, Segments segments, Ou
     std::vector<Input> wires(1, wire);
     if (Status status = check_wires(wires, parts)) return status;
     DefaultArithmetic arithmetic;
-    Summer sum(table, codec, wires);
+    Reader read(table, codec, wires, dtype);
     Place place{0, parts.scales};
-    Buffer buffer;
     for_each_tile(segments, [&](Tile tile) {
-        u8* values = out.data + tile.start * itemsize(dtype);
-        if (!quantised(codec.format)) {
-            convert(table, cast_dtype(codec.format), wire.data + place.codes, tile.numel, dtype,
-                    values, true);
-        } else if (dtype == FLOAT32) {
-            sum(place, tile.numel, values);
-        } else {
-            sum(place, tile.numel, buffer.values);
-            convert(table, FLOAT32, buffer.values, tile.numel, dtype, values, true);
-        }
+        read(place, tile.numel, out.data + tile.start * itemsize(dtype));
         place = advanced(place, codec, tile.numel);
     });
     return DONE;
@@ -240,7 +281,7 @@ Status decode_reduce(const Table& table, Codec codec, const std::vector<Input>& 
 }
 
 Status decode_reduce_encode(const Table& table, Codec in, const std::vector<Input>& wires,
-                            Codec out, Segments segments, Output wire) {
+                            Codec out, Segments segments, Output wire, u64 seed) {
     Segments lengths{nullptr, segments.lengths, segments.count};
     for (i64 i = 0; i < lengths.count; ++i)
         if (lengths.lengths[i] < 0) return DOES_NOT_FIT;
@@ -250,12 +291,12 @@ Status decode_reduce_encode(const Table& table, Codec in, const std::vector<Inpu
     DefaultArithmetic arithmetic;
     clear_padding(wire, parts_out);
     Summer sum(table, in, wires);
-    Writer write(table, out, wire);
+    Writer write(table, out, wire, seed);
     Place from{0, parts_in.scales}, to{0, parts_out.scales};
     Buffer buffer;
     for_each_tile(lengths, [&](Tile tile) {
         sum(from, tile.numel, buffer.values);
-        write(FLOAT32, buffer.values, tile.numel, to);
+        write(FLOAT32, buffer.values, tile, to);
         from = advanced(from, in, tile.numel);
         to = advanced(to, out, tile.numel);
     });

@@ -14,7 +14,9 @@ enum Status { DONE = 0, DOES_NOT_FIT = 1, PADDING_NOT_ZERO = 2 };
 
 struct Codec {
     Format format;
-    i64 block;  // elements; a power of two for quantised formats, else unused
+    i64 block;         // elements; a power of two for quantised formats, else unused
+    bool stochastic;   // int8 and int4 only
+    bool transformed;  // by Hadamard; quantised formats only
 };
 
 struct Input {
@@ -34,11 +36,12 @@ struct Segments {
     i64 count;
 };
 
-Status encode(const Table&, Codec, Input x, Dtype, Segments, Output wire);
+// seed: of random numbers, where the codec wants any.
+Status encode(const Table&, Codec, Input x, Dtype, Segments, Output wire, u64 seed);
 Status decode(const Table&, Codec, Input wire, Segments, Output out, Dtype);
 Status decode_reduce(const Table&, Codec, const std::vector<Input>& wires, Segments, Output out,
                      Dtype, i64 divisor);
 Status decode_reduce_encode(const Table&, Codec in, const std::vector<Input>& wires, Codec out,
-                            Segments, Output wire);
+                            Segments, Output wire, u64 seed);
 
 }  // namespace zcomm

@@ -4,11 +4,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "message.h"
@@ -104,41 +106,48 @@ bool segments_of(const Numbers& starts, const Numbers& lengths, Segments& result
     return starts.size() == lengths.size();
 }
 
-int encode(int format, i64 block, const Readable& x, int dtype, const Numbers& starts,
-           const Numbers& lengths, const Writable& out) {
+// As Python passes it: format, block, stochastic, transformed.
+using Description = std::tuple<int, i64, bool, bool>;
+
+Codec codec_of(const Description& d) {
+    return {Format(std::get<0>(d)), std::get<1>(d), std::get<2>(d), std::get<3>(d)};
+}
+
+int encode(const Description& codec, const Readable& x, int dtype, const Numbers& starts,
+           const Numbers& lengths, const Writable& out, uint64_t seed) {
     Segments segments;
     if (!segments_of(starts, lengths, segments)) return zcomm::DOES_NOT_FIT;
     nb::gil_scoped_release release;
-    return zcomm::encode(table(), Codec{Format(format), block}, input(x), Dtype(dtype), segments,
-                         output(out));
+    return zcomm::encode(table(), codec_of(codec), input(x), Dtype(dtype), segments, output(out),
+                         seed);
 }
 
-int decode(int format, i64 block, const Readable& wire, const Numbers& starts,
+int decode(const Description& codec, const Readable& wire, const Numbers& starts,
            const Numbers& lengths, const Writable& out, int dtype) {
     Segments segments;
     if (!segments_of(starts, lengths, segments)) return zcomm::DOES_NOT_FIT;
     nb::gil_scoped_release release;
-    return zcomm::decode(table(), Codec{Format(format), block}, input(wire), segments, output(out),
+    return zcomm::decode(table(), codec_of(codec), input(wire), segments, output(out),
                          Dtype(dtype));
 }
 
-int decode_reduce(int format, i64 block, const std::vector<Readable>& wires, const Numbers& starts,
-                  const Numbers& lengths, const Writable& out, int dtype, i64 divisor) {
+int decode_reduce(const Description& codec, const std::vector<Readable>& wires,
+                  const Numbers& starts, const Numbers& lengths, const Writable& out, int dtype,
+                  i64 divisor) {
     Segments segments;
     if (!segments_of(starts, lengths, segments)) return zcomm::DOES_NOT_FIT;
     nb::gil_scoped_release release;
-    return zcomm::decode_reduce(table(), Codec{Format(format), block}, inputs(wires), segments,
-                                output(out), Dtype(dtype), divisor);
+    return zcomm::decode_reduce(table(), codec_of(codec), inputs(wires), segments, output(out),
+                                Dtype(dtype), divisor);
 }
 
-int decode_reduce_encode(int format_in, i64 block_in, const std::vector<Readable>& wires,
-                         int format_out, i64 block_out, const Numbers& lengths,
-                         const Writable& out) {
+int decode_reduce_encode(const Description& codec_in, const std::vector<Readable>& wires,
+                         const Description& codec_out, const Numbers& lengths,
+                         const Writable& out, uint64_t seed) {
     Segments segments{nullptr, numbers(lengths), i64(lengths.size())};
     nb::gil_scoped_release release;
-    return zcomm::decode_reduce_encode(table(), Codec{Format(format_in), block_in}, inputs(wires),
-                                       Codec{Format(format_out), block_out}, segments,
-                                       output(out));
+    return zcomm::decode_reduce_encode(table(), codec_of(codec_in), inputs(wires),
+                                       codec_of(codec_out), segments, output(out), seed);
 }
 
 }  // namespace
@@ -147,14 +156,14 @@ NB_MODULE(_native, module) {
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", [] { return std::string(active.load()->name); });
     module.def("select", &use, "name"_a);
-    module.def("encode", &encode, "format"_a, "block"_a, "x"_a.noconvert(), "dtype"_a,
-               "starts"_a.noconvert(), "lengths"_a.noconvert(), "out"_a.noconvert());
-    module.def("decode", &decode, "format"_a, "block"_a, "wire"_a.noconvert(),
-               "starts"_a.noconvert(), "lengths"_a.noconvert(), "out"_a.noconvert(), "dtype"_a);
-    module.def("decode_reduce", &decode_reduce, "format"_a, "block"_a, "wires"_a.noconvert(),
+    module.def("encode", &encode, "codec"_a, "x"_a.noconvert(), "dtype"_a,
+               "starts"_a.noconvert(), "lengths"_a.noconvert(), "out"_a.noconvert(), "seed"_a);
+    module.def("decode", &decode, "codec"_a, "wire"_a.noconvert(), "starts"_a.noconvert(),
+               "lengths"_a.noconvert(), "out"_a.noconvert(), "dtype"_a);
+    module.def("decode_reduce", &decode_reduce, "codec"_a, "wires"_a.noconvert(),
                "starts"_a.noconvert(), "lengths"_a.noconvert(), "out"_a.noconvert(), "dtype"_a,
                "divisor"_a);
-    module.def("decode_reduce_encode", &decode_reduce_encode, "format_in"_a, "block_in"_a,
-               "wires"_a.noconvert(), "format_out"_a, "block_out"_a, "lengths"_a.noconvert(),
-               "out"_a.noconvert());
+    module.def("decode_reduce_encode", &decode_reduce_encode, "codec_in"_a,
+               "wires"_a.noconvert(), "codec_out"_a, "lengths"_a.noconvert(),
+               "out"_a.noconvert(), "seed"_a);
 }

@@ -1,0 +1,88 @@
+// Elements in memory of any alignment, one by one and in vectors, and their three dtypes.
+//
+// T is float, bf16 or fp16 throughout. IN_VECTORS<T> says whether this instruction set has vectors
+// for it; the functions on F exist only then.
+#pragma once
+
+#include "codec.h"
+
+#if !defined(ZC_SIMD)
+#if defined(__SSE2__)
+#define ZC_SIMD 1
+#else
+#define ZC_SIMD 0
+#endif
+#endif
+#if ZC_SIMD
+#include "simd.h"
+#endif
+
+namespace ZC_NS {
+namespace {
+
+using zcomm::Random;
+
+struct __attribute__((packed, may_alias)) AnyFloat {
+    float value;
+};
+struct __attribute__((packed, may_alias)) AnyHalf {
+    u16 value;
+};
+
+ZC_FN float load(const float*, const u8* in, i64 i) {
+    return reinterpret_cast<const AnyFloat*>(in)[i].value;
+}
+ZC_FN bf16 load(const bf16*, const u8* in, i64 i) {
+    return {reinterpret_cast<const AnyHalf*>(in)[i].value};
+}
+ZC_FN fp16 load(const fp16*, const u8* in, i64 i) {
+    return {reinterpret_cast<const AnyHalf*>(in)[i].value};
+}
+template <class T> ZC_FN T load(const u8* in, i64 i) {
+    return load(static_cast<const T*>(nullptr), in, i);
+}
+
+ZC_FN void store(u8* out, i64 i, float v) { reinterpret_cast<AnyFloat*>(out)[i].value = v; }
+ZC_FN void store(u8* out, i64 i, bf16 v) { reinterpret_cast<AnyHalf*>(out)[i].value = v.pattern; }
+ZC_FN void store(u8* out, i64 i, fp16 v) { reinterpret_cast<AnyHalf*>(out)[i].value = v.pattern; }
+
+template <class T, bool SATURATE> ZC_FN T from_float(float v) {
+    if constexpr (sizeof(T) == 4) return canonical(v);
+    else if constexpr (__is_same(T, bf16)) return to_bf16(v);
+    else return to_fp16<SATURATE>(v);
+}
+
+template <class T> constexpr bool IN_VECTORS = ZC_SIMD;
+#if ZC_SIMD && !defined(__F16C__)
+template <> constexpr bool IN_VECTORS<fp16> = false;
+#endif
+
+#if ZC_SIMD
+// The lanes from element i on, as float32; NaN in any form.
+template <class T> ZC_FN F lanes(const u8* in, i64 i) {
+    if constexpr (sizeof(T) == 4) return load_lanes(in + 4 * i);
+    else if constexpr (__is_same(T, bf16)) return flt(left<16>(load_halves(in + 2 * i)));
+#if defined(__F16C__)
+    else return load_fp16(in + 2 * i);
+#endif
+}
+
+template <class T, bool SATURATE> ZC_FN void store_rounded(u8* out, i64 i, F v) {
+    if constexpr (sizeof(T) == 4) {
+        store_lanes(out + 4 * i, flt(where_nan(v, splat(u32(NAN_F32)), bits(v))));
+    } else if constexpr (__is_same(T, bf16)) {
+        I odd = both(right<16>(bits(v)), splat(1u));
+        I rounded = right<16>(add(add(bits(v), splat(0x7FFFu)), odd));
+        store_halves(out + 2 * i, where_nan(v, splat(u32(NAN_BF16)), rounded));
+    }
+#if defined(__F16C__)
+    else {
+        F bounded = SATURATE ? within_fp16(v) : v;  // the one NaN of float32 becomes that of float16
+        store_fp16(out + 2 * i, flt(where_nan(v, splat(u32(NAN_F32)), bits(bounded))));
+    }
+#endif
+}
+#endif
+
+}  // namespace
+}  // namespace ZC_NS
