@@ -1,0 +1,56 @@
+"""Emulated clusters for tests; where there can be none, those tests are skipped with the reason."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = ("-m", "benchmarks.cluster")
+MARK = "CLUSTER_TEST_MARK"
+WAIT = "import time; print('up', flush=True); time.sleep(600)"
+
+
+@pytest.fixture(scope="session")
+def cluster(launch):
+    """Run a Python program on a cluster: ``cluster(flags, program, *arguments)``."""
+    tried = launch(*DRIVER, "--nodes", "1", "--ranks-per-node", "1", "--", "true")
+    if tried.returncode == 2:
+        pytest.skip(tried.stderr.strip())
+    assert tried.returncode == 0, tried.stderr
+
+    def run(flags, *program):
+        words = [*DRIVER, *flags.split(), "--", sys.executable, *program]
+        return launch(*words, timeout=60)
+
+    return run
+
+
+@pytest.fixture
+def running(cluster):
+    """Start a driver in a process group of its own, every process marked with ``mark``."""
+
+    @contextlib.contextmanager
+    def start(mark, flags="--ranks-per-node 1"):
+        driver = subprocess.Popen(
+            [sys.executable, *DRIVER, *flags.split(), "--", sys.executable, "-c", WAIT],
+            cwd=ROOT,
+            env=os.environ | {MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield driver
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+            driver.communicate()
+
+    return start
