@@ -36,6 +36,7 @@ class Target:
 
 ENCODE_INT8 = Case("encode", "float32", "int8")
 
+_BARE, _USUAL = ("encode", "decode"), ("float32", "bfloat16")
 _PLAIN = ("int8", "int4")
 _OTHERS = (
     "fp8_e4m3",
@@ -45,7 +46,12 @@ _OTHERS = (
 )
 
 CASES = (
-    *(Case(kernel, dtype, c) for kernel in ("encode", "decode") for c in _PLAIN for dtype in ITEMSIZE),
+    *(
+        Case(kernel, dtype, c)
+        for kernel in ("encode", "decode")
+        for c in _PLAIN
+        for dtype in ITEMSIZE
+    ),
     *(
         Case(kernel, dtype, c)
         for kernel in ("encode", "decode")
@@ -80,7 +86,7 @@ def cpu_target(case: Case) -> Target | None:
     codec = Codec.parse(case.codec)
     if case == Case("decode_reduce_encode", "-", "int4", 4):
         return Target(0.6, of_int8=True)
-    if not codec.quantised or case.kernel not in ("encode", "decode"):
+    if not codec.quantised or case.kernel not in _BARE:
         return None
     if codec.transform == "hadamard":
         return Target(0.3)
@@ -95,4 +101,4 @@ def cpu_target(case: Case) -> Target | None:
 
 def cuda_target(case: Case) -> Target:
     """Return the target of a case on a CUDA device."""
-    return Target(0.9 if case.kernel in ("encode", "decode") else 0.8)
+    return Target(0.9 if case.kernel in _BARE else 0.8)

@@ -51,9 +51,7 @@ def train(
     return {name: _gradient(parameter) for name, parameter in model.named_parameters()}
 
 
-def _step(
-    model: GPT, masters: list[torch.Tensor], optimizer: torch.optim.Optimizer
-) -> None:
+def _step(model: GPT, masters: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
     parameters = list(model.parameters())
     for master, parameter in zip(masters, parameters, strict=True):
         master.grad = _gradient(parameter).float()
@@ -99,6 +97,11 @@ def load(path: Path) -> Gradients:
         raise UsageError(f"--gradients {path}: no .npz file of gradients ({error})") from None
     if len({gradient.dtype for gradient in gradients.values()}) != 1:
         raise UsageError(f"--gradients {path}: its arrays must be of one dtype")
+    values = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
+    if not (values.isfinite().all() and values.any()):
+        raise UsageError(
+            f"--gradients {path}: there is no error of values that are not finite, or 0"
+        )
     return gradients
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,37 +38,53 @@ def parse(arguments: list[str]) -> Options:
     """
     given = _parser().parse_args(arguments)
     mode = given.device if given.quality is None else "quality"
-    for flag, value, place in (
-        ("--cpu", given.cpu, "cpu"),
-        ("--gradients", given.gradients, "quality"),
-        ("--save-gradients", given.save_gradients, "quality"),
+    _refuse_misplaced(given, mode)
+    for flag in ("numel", "repeats"):
+        if (value := getattr(given, flag)) is not None and value < 1:
+            raise UsageError(f"--{flag} {value}: at least 1")
+    picture = Path(given.quality) if given.quality else None
+    for flag, path in (
+        ("--quality", picture),
+        ("--json", given.json),
+        ("--save-gradients", given.save_gradients),
     ):
-        if value is not None and mode != place:
-            raise UsageError(f"{flag} {value}: means something only {_WHERE[place]}")
-    for flag, value in (("--kernel", given.kernel), ("--repeats", given.repeats)):
-        if value is not None and mode == "quality":
-            raise UsageError(f"{flag} {value}: means nothing with --quality")
-    if mode == "quality" and given.device != "cpu":
-        raise UsageError(f"--device {given.device}: --quality is the same on every device")
-    if given.gradients and given.save_gradients:
-        raise UsageError("--gradients and --save-gradients: give one, to read or to write")
-    for flag, value in (("--numel", given.numel), ("--repeats", given.repeats)):
-        if value is not None and value < 1:
-            raise UsageError(f"{flag} {value}: at least 1")
+        if path and not path.parent.is_dir():
+            raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
     return Options(
         mode=mode,
         numel=given.numel or NUMEL[mode],
         repeats=given.repeats or REPEATS,
         kernel=given.kernel or "all",
         cpu=given.cpu or "",
-        picture=Path(given.quality) if given.quality else None,
+        picture=picture,
         gradients=given.gradients,
         save_gradients=given.save_gradients,
         json=given.json,
     )
 
 
-_WHERE = {"cpu": "with --device cpu", "quality": "with --quality"}
+_ONLY_FOR = {
+    "cpu": ("cpu",),
+    "kernel": ("cpu", "cuda"),
+    "repeats": ("cpu", "cuda"),
+    "gradients": ("quality",),
+    "save_gradients": ("quality",),
+}
+
+
+def _refuse_misplaced(given: argparse.Namespace, mode: str) -> None:
+    """Refuse flags that would be without effect."""
+    if mode == "quality" and given.device != "cpu":
+        raise UsageError(f"--device {given.device}: --quality is the same on every device")
+    for name, modes in _ONLY_FOR.items():
+        if getattr(given, name) is not None and mode not in modes:
+            flag, place = name.replace("_", "-"), " or ".join(map(_WITH.__getitem__, modes))
+            raise UsageError(f"--{flag} {getattr(given, name)}: has a meaning only with {place}")
+    if given.gradients and given.save_gradients:
+        raise UsageError("--gradients and --save-gradients: give one, to read or to write")
+
+
+_WITH = {"cpu": "--device cpu", "cuda": "--device cuda", "quality": "--quality"}
 
 
 def _parser() -> Parser:

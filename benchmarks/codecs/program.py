@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from benchmarks.codecs import quality, speed
+from benchmarks.codecs import device, quality, speed
 from benchmarks.codecs.cases import cpu_target, cuda_target
 from benchmarks.codecs.options import Options, parse
 from benchmarks.codecs.places import Host
@@ -35,9 +35,8 @@ def _run(options: Options) -> int:
     if options.mode == "quality":
         return quality.run(options)
     if options.mode == "cuda":
-        from benchmarks.codecs.device import open_cuda
-
-        return speed.run(open_cuda(), cuda_target, options)
+        with device.cuda() as place:
+            return speed.run(place, cuda_target, options)
     return speed.run(Host(kernels()), cpu_target, options)
 
 

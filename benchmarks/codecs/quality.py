@@ -10,9 +10,10 @@ error than nearest, and no bias.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -74,10 +75,10 @@ class Quality:
 
 def run(options: Options) -> int:
     """Measure all codecs on all sources, print, draw; return 1 if a bound does not hold."""
-    results = []
+    draw = None if options.picture is None else _drawing(options.picture)
     print("# errors of codecs: everything is encoded and decoded once")
     print(HEADER)
-    found = []
+    found, results = [], []
     for source in _sources(options):
         found.append(source)
         for codec in CODECS:
@@ -85,11 +86,24 @@ def run(options: Options) -> int:
             print(results[-1].row(), flush=True)
     if options.json:
         lines.write(options.json, [asdict(result) for result in results])
+    if draw:
+        draw(found, results)
+        print(f"# picture: {options.picture}")
     wrong = [result for result in results if not result.of_bound <= 1]
     for result in wrong:
         print(f"# WRONG: {result.codec} on {result.source} is beyond its bound")
     print(f"# {len(wrong)} of {len(results)} are beyond their bound")
     return 1 if wrong else 0
+
+
+def _drawing(path: Path) -> Callable[[list[Source], list[Quality]], None]:
+    """Return what will draw the picture, having checked that it can."""
+    try:
+        from benchmarks.codecs import picture
+    except ImportError as error:
+        raise UsageError(f"--quality {path}: {error}; pip install 'zcomm[bench]'") from None
+    picture.check(path)
+    return partial(picture.draw, path)
 
 
 def measure(source: Source, codec: Codec) -> Quality:

@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks.codecs.calls import differs, prepare
 from benchmarks.codecs.cases import CASES, ENCODE_INT8, Case, Target
+from benchmarks.codecs.lines import write
 from benchmarks.codecs.options import Options
 from benchmarks.codecs.places import Call, Place, ones
-from benchmarks.codecs.lines import write
 from zcomm.codecs import Kernels, kernels
 
 TargetOf = Callable[[Case], Target | None]
@@ -139,9 +139,7 @@ def run(place: Place, target: TargetOf, options: Options) -> int:
     return 1 if wrong else 0
 
 
-def bench(
-    place: Place, target: TargetOf, *, numel: int, repeats: int
-) -> Bench:
+def bench(place: Place, target: TargetOf, *, numel: int, repeats: int) -> Bench:
     """Return what measures cases of ``numel`` elements in one place."""
     source, copied = place.put(ones(4 * numel)), place.put(ones(4 * numel))
     return Bench(place, kernels(), numel, repeats, target, place.copy(copied, source))
