@@ -209,9 +209,9 @@ def encode(codec, segments, seed=0):
         coefficients = hadamard(values) if codec.transform == "hadamard" else values
         for i, row in enumerate(_rows(coefficients, codec.block)):
             scale = scale_of(row, codec)
-            codes += _packed(codes_of(row, scale, codec, i * codec.block, seed), bits)
+            codes += packed(codes_of(row, scale, codec, i * codec.block, seed), bits)
             scales += store([scale], "bfloat16")
-    return _padded(codes) + _padded(scales)
+    return padded(codes) + padded(scales)
 
 
 def decode(codec, wire, lengths):
@@ -261,7 +261,7 @@ def _rows(values, block):
     return [values[i : i + block] for i in range(0, len(values), block)]
 
 
-def _packed(codes, bits):
+def packed(codes, bits):
     if bits == 8:
         return bytes(code % 256 for code in codes)
     half = (len(codes) + 1) // 2
@@ -276,5 +276,5 @@ def unpacked(packed, numel, bits):
     return [nibble - 16 * (nibble > 7) for nibble in nibbles][:numel]
 
 
-def _padded(data):
+def padded(data):
     return data + bytes(-len(data) % 16)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.codecs import oracle
+from tests.codecs import oracle, single
 from tests.codecs.cases import Call, cases, differences, expected, outcomes, texts
 from tests.codecs.inputs import CODECS, DTYPES, Message, memory, messages
 from zcomm import Codec
@@ -107,6 +107,36 @@ def test_every_code_times_special_scales(any_kernels, text, dtype):
 @functools.cache
 def decoded_once(codec, wire):
     return oracle.decode(codec, wire, [codec.block * len(SCALES)])[0]
+
+
+@pytest.mark.parametrize("text", [text for text in texts(64) if ":" in text])
+def test_blocks_far_from_the_start_of_a_segment(any_kernels, text):
+    """Around multiples of 2^16 elements, where an implementation may well work in pieces."""
+    codec, seed, numel = Codec.parse(text), 2**40 + 9, 3 * 2**16 + 64 * 5 + 23
+    x = np.random.default_rng(4).standard_normal(numel).astype(np.float32)
+    wire = single.encode(any_kernels, codec, x, seed)
+    decoded = single.decode(any_kernels, codec, wire, numel)
+    step = 64 * codec.bits // 8
+    (start,) = layout(codec, np.array([numel])).scales[:1]
+    scales = wire[start:]
+    for block in (0, 1, 1023, 1024, 1025, 2047, 2048, 3071, 3072, 3076, 3077):
+        row = x[64 * block : 64 * block + 64]
+        codes, scale = far_block(codec, row.tolist(), 64 * block, seed)
+        assert wire[step * block : step * block + len(codes)].tobytes() == codes
+        assert scales[2 * block : 2 * block + 2].tobytes() == scale
+        alone = np.frombuffer(oracle.padded(codes) + oracle.padded(scale), np.uint8)
+        found = decoded[64 * block : 64 * block + len(row)]
+        wanted = oracle.decode(codec, alone, [len(row)])[0]
+        assert found.tobytes() == oracle.store(wanted, "float32")
+
+
+def far_block(codec, row, first, seed):
+    """The codes and the scale of a block that starts at element ``first`` of its segment."""
+    if codec.transform == "hadamard":
+        row = oracle.hadamard(row)
+    scale = oracle.scale_of(row, codec)
+    codes = oracle.codes_of(row, scale, codec, first, seed)
+    return oracle.packed(codes, codec.bits), oracle.store([scale], "bfloat16")
 
 
 @pytest.mark.parametrize("num_wires", [1, 2, 5])
