@@ -181,8 +181,9 @@ class Codec:
     def error_bound(self, x: Any, dtype: Any = "float32") -> npt.NDArray[np.float64]:
         """Return how far each element, encoded and decoded to ``dtype``, may be from ``x``.
 
-        The result has the shape of ``x`` and is NaN where the decoded value is not finite, and
-        infinite where a cast may overflow. ``x`` counts as one segment.
+        The result has the shape of ``x``. It holds for every seed, is NaN where the decoded value
+        is NaN, and infinite where a cast, or the inverse of a transform, may overflow. ``x`` counts
+        as one segment.
         """
         from .bounds import error_bound
 
