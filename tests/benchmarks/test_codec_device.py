@@ -6,8 +6,12 @@ time in it is one of a GPU.
 
 import pytest
 
+import zcomm.cuda
+from benchmarks.codecs.cases import CASES
 from benchmarks.codecs.device import CALLS_PER_TIMING, FIRST_FILLS, MOST_FILLS, QueueClock
+from benchmarks.codecs.program import main
 from benchmarks.launch import UsageError
+from zcomm import ZcommError
 
 
 class Queue:
@@ -69,3 +73,15 @@ def test_a_host_that_is_slower_than_copies_is_told():
     queue = Queue(1e-3, kernel=80e-6, fill=100e-6)
     with pytest.raises(UsageError, match=f"{CALLS_PER_TIMING} calls.*{MOST_FILLS} copies"):
         clock_of(queue)(queue.call)
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu_are_right_and_timed(capsys):
+    try:
+        zcomm.cuda.cuda_device(0)
+    except ZcommError as error:
+        pytest.skip(str(error))
+    assert main(["--device", "cuda", "-n", "1000000", "-r", "1"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "CuPy" in first
+    assert sum(not line.startswith("#") for line in lines) == len(CASES)
