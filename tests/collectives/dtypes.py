@@ -10,6 +10,8 @@ import threading
 import numpy as np
 import torch
 
+from tests.device.fake import FakeArray, as_fake
+
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 COMPLEX = ("complex64", "complex128")
@@ -22,6 +24,8 @@ KINDS.remove(("numpy", "bfloat16"))
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "complex64": 8}
 ITEMSIZE |= {"int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1, "complex128": 16}
+
+ARRAYS = {"numpy": np.ndarray, "torch": torch.Tensor, "fake": FakeArray}
 
 CANONICAL_NAN = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}
 
@@ -59,18 +63,22 @@ def exact(stored, dtype):
 
 
 def as_array(stored, dtype, kind):
-    """Return a new array of a kind ("numpy", "torch") with these bits."""
+    """Return a new array of a kind ("numpy", "torch", "fake") with these bits."""
     if kind == "numpy":
         return stored.copy()
+    if kind == "fake":
+        return as_fake(stored, dtype)
     if dtype == "bfloat16":
         return as_array(stored.view(np.int16), "int16", kind).view(torch.bfloat16)
     return torch.empty(stored.shape, dtype=getattr(torch, dtype)).copy_(torch.from_numpy(stored))
 
 
 def stored_in(array):
-    """Return (stored array, dtype name) of a NumPy array or a torch tensor."""
+    """Return (stored array, dtype name) of an array of any kind."""
     if isinstance(array, np.ndarray):
         return array, array.dtype.name
+    if isinstance(array, FakeArray):
+        return array.numpy(), array.dtype
     name = str(array.dtype).removeprefix("torch.")
     array = array.detach().contiguous()
     if name == "bfloat16":
@@ -86,7 +94,7 @@ def filled(shape, dtype, kind, value=0):
 def assert_bits(array, expected, dtype, kind=None):
     """Compare an array with a stored one: kind, dtype, shape and every bit."""
     if kind is not None:
-        assert isinstance(array, np.ndarray if kind == "numpy" else torch.Tensor)
+        assert isinstance(array, ARRAYS[kind])
     found, name = stored_in(array)
     assert name == dtype
     assert found.shape == expected.shape
