@@ -19,7 +19,7 @@ def counted_nbytes(codec, segments):
     for numel in segments:
         for first in range(0, numel, codec.block):
             short = min(codec.block, numel - first)
-            codes += short if codec.format == "int8" else (short + 1) // 2
+            codes += short if codec.bits == 8 else (short + 1) // 2
             scales += 2
     return (codes + 15) // 16 * 16 + (scales + 15) // 16 * 16
 
@@ -40,6 +40,9 @@ def test_quantised_sizes(codec, segments):
         ("int8", 2305, "float32", 2320 + 32),
         ("int8", 2**33, "float32", 2**33 + 2**26),
         ("int4", 257, "float32", 144 + 16),
+        ("fp8_e4m3", 257, "float32", 272 + 16),
+        ("fp8_e5m2:block=32,transform=hadamard", 257, "float16", 272 + 32),
+        ("int4:block=32,rounding=stochastic", 31, "float32", 16 + 16),
         ("bf16", 7, "float32", 14),
         ("fp16", 7, "bfloat16", 14),
         ("none", 7, "float32", 28),
@@ -100,7 +103,7 @@ def test_segments_that_do_not_add_up(segments):
 @pytest.mark.parametrize(
     ("x", "says"),
     [
-        ([1.0, 2.0], "a torch tensor or a NumPy array, got a list"),
+        ([1.0, 2.0], "expected a torch tensor, a NumPy array or a CuPy array, got a list"),
         (np.zeros(3, np.int32), "dtype int32: possible are float32, float16, bfloat16"),
         (torch.zeros(3, dtype=torch.int64), "dtype int64"),
         (torch.zeros(3, device="meta"), "array on device 'meta'"),
