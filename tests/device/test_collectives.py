@@ -109,7 +109,9 @@ def test_quantised_bits_are_those_of_the_host_path(world, codec):
         found = on(world, lambda c, d=dtype: program(c, "fake", d, True), min_numel=0)
         for one, other in zip(found, expected, strict=True):
             for a, b in zip(one, other, strict=True):
-                assert all((x.view(np.uint8) == y.view(np.uint8)).all() for x, y in zip(a, b))
+                assert all(
+                    (x.view(np.uint8) == y.view(np.uint8)).all() for x, y in zip(a, b, strict=True)
+                )
 
 
 @pytest.mark.parametrize("world", ["2x2", "2x2x2"])
@@ -139,10 +141,8 @@ def test_the_encodes_of_a_hop_are_one_launch():
     def program(comm):
         full = filled((comm.size * 300,), "float32", "fake", 1)
         launched = fake.mine().launched
-        for codec, names in (("int8", ["encode_batch", *["decode_reduce_encode"] * 2]),):
-            launched.clear()
-            comm.reduce_scatter(full, codec=codec)
-            assert launched == [*names, "decode_reduce"]
+        comm.reduce_scatter(full, codec="int8")
+        assert launched == ["encode_batch", *["decode_reduce_encode"] * 2, "decode_reduce"]
 
     on("2x2", program, min_numel=0)
 

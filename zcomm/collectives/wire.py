@@ -65,13 +65,13 @@ class Reduction:
 def pack(wire: WireFormat, source: Place, out: Memory, seed: int) -> None:
     """Write the wire chunk of ``source``; ``seed`` is that of a codec that rounds at random."""
     view = source.view
-    if wire.codec is None and view.dtype == wire.dtype:
+    codec = _encoder(wire, view)
+    if codec is None:
         at = 0
         for run in _runs(source):
             copy(out[at : at + run.size], run)
             at += run.size
     else:
-        codec = wire.codec or CARRIER[wire.dtype]
         place = view.memory, view.dtype, source.starts, source.lengths
         kernels_of(view.memory).encode(codec, *place, out, seed)
 
@@ -87,21 +87,30 @@ class Packing:
 
 
 def pack_all(packings: Iterable[Packing]) -> None:
-    """Write several wire chunks."""
+    """Write several wire chunks; on a device all those of one array are one launch."""
+    batches: dict[tuple[Codec, int], list[Packing]] = {}
     for one in packings:
-        pack(one.wire, one.source, one.out, one.seed)
+        codec = _encoder(one.wire, one.source.view)
+        if codec is None or not isinstance(one.source.view.memory, DeviceMemory):
+            pack(one.wire, one.source, one.out, one.seed)
+        else:
+            batches.setdefault((codec, id(one.source.view)), []).append(one)
+    for (codec, _), batch in batches.items():
+        view = batch[0].source.view
+        messages = [(one.source.starts, one.source.lengths, one.out, one.seed) for one in batch]
+        kernels_of(view.memory).encode_batch(codec, view.memory, view.dtype, messages)
 
 
 def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
     """Write the elements of a wire chunk to ``target``."""
     view = target.view
-    if wire.codec is None and view.dtype == wire.dtype:
+    codec = _encoder(wire, view)
+    if codec is None:
         at = 0
         for run in _runs(target):
             copy(run, chunk[at : at + run.size])
             at += run.size
     else:
-        codec = wire.codec or CARRIER[wire.dtype]
         place = target.starts, target.lengths, view.memory, view.dtype
         kernels_of(view.memory).decode(codec, chunk, *place)
 
@@ -139,6 +148,13 @@ def reduce_pack(
     else:
         assert into.codec is None
         _round(_combine(wire.dtype, chunks, reduction.op), into.dtype, out)
+
+
+def _encoder(wire: WireFormat, view: View) -> Codec | None:
+    """Return the codec between an array and its wire chunks, None where they are the same bytes."""
+    if wire.codec is None and view.dtype == wire.dtype:
+        return None
+    return wire.codec or CARRIER[wire.dtype]
 
 
 def _runs(place: Place) -> Iterator[Memory]:
