@@ -160,10 +160,8 @@ class FakeDevice:
 
     def copy(self, target, source):
         assert target.size == source.size
-        (to, size), (start, _) = self._span(target), self._span(source)
-        self.enqueue(
-            lambda: np.copyto(self.bytes[to : to + size], self.bytes[start : start + size])
-        )
+        to, start = (slice(at, at + target.size) for at in map(self._start, (target, source)))
+        self.enqueue(lambda: np.copyto(self.bytes[to], self.bytes[start]))
 
     def synchronize(self):
         self.synchronized += 1
@@ -246,13 +244,13 @@ class FakeDevice:
         start = pointer - BASE
         return self.bytes[start : start + size]
 
-    def _span(self, memory):
+    def _start(self, memory):
         if isinstance(memory, DeviceMemory):
             assert memory.device is self
-            return memory.pointer - BASE, memory.size
+            return memory.pointer - BASE
         start = memory.ctypes.data - self.bytes.ctypes.data
         assert 0 <= start < ARENA_NBYTES, "host memory that is not pinned"
-        return start, memory.size
+        return start
 
     # Time.
 
