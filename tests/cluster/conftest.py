@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.traces import MARK, marked
+
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ("-m", "benchmarks.cluster")
-MARK = "CLUSTER_TEST_MARK"
 WAIT = "import time; print('up', flush=True); time.sleep(600)"
 
 
@@ -49,8 +50,9 @@ def running(cluster):
         try:
             yield driver
         finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, signal.SIGKILL)
+            for process in marked(mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             driver.communicate()
 
     return start

@@ -20,6 +20,11 @@ def lines_of(run):
     return sorted(line for line in run.stdout.splitlines() if not line.startswith("#"))
 
 
+def counters_of(run):
+    found = re.findall(r"# link of node\d: (\d+) bytes left, (\d+) bytes entered", run.stdout)
+    return [(int(left), int(entered)) for left, entered in found]
+
+
 def received(cluster, bits):
     """Return what two nodes received from each other, per second and as parts of the rate."""
     flags = f"--nodes 2 --ranks-per-node 1 --rate {bits}bit --torch"
@@ -41,9 +46,15 @@ def test_rate_holds_both_ways_at_once(cluster, bits):
 
 def test_several_senders_share_the_link_of_one_receiver(cluster):
     bits = 200_000_000
-    flags = f"--nodes 3 --ranks-per-node 1 --rate {bits}bit --torch"
+    flags = f"--nodes 3 --ranks-per-node 1 --rate {bits}bit --torch --counters"
     for _ in range(TRIES):
-        (line,) = lines_of(cluster(flags, PROGRAMS / "incast.py", str(bits // 2)))
+        run = cluster(flags, PROGRAMS / "incast.py", str(bits // 2))
+        (line,) = lines_of(run)
+        expected = bits / 2 / 8
+        (_, entered), *senders = counters_of(run)
+        assert [entered, *(left for left, _ in senders)] == [
+            pytest.approx(nbytes, rel=0.05) for nbytes in (2 * expected, expected, expected)
+        ]
         if holds([float(line) / bits]):
             return
     pytest.fail(line)
@@ -86,13 +97,8 @@ def test_ranks_share_memory_inside_a_node_only(cluster, num_nodes, ranks_per_nod
     assert len({rank["ipc"] for rank in seen}) == num_nodes
 
 
-def counters_of(run):
-    found = re.findall(r"# link of node\d: (\d+) bytes left, (\d+) bytes entered", run.stdout)
-    return [(int(left), int(entered)) for left, entered in found]
-
-
 def test_counters_agree_with_what_zcomm_says_to_have_sent(cluster):
-    run = cluster("--counters --rate 1gbit", PROGRAMS / "traffic.py")
+    run = cluster("--measure --counters --rate 1gbit", PROGRAMS / "traffic.py")
     sent = [int(line.split()[1]) for line in lines_of(run)]
     (left0, entered0), (left1, entered1) = counters_of(run)
     assert left0 == pytest.approx(sent[0] + sent[1], rel=0.05)
