@@ -161,6 +161,8 @@ def _blocks(axes: Axes, results: Sequence[Quality]) -> None:
             for result in results
             if (codec := Codec.parse(result.codec)) == Codec(format, codec.block)
         }
+        if not found:
+            continue
         curve = [found[block] for block in sorted(found, reverse=True)]
         points = [(result.bytes_per_element, result.relative_mse) for result in curve]
         axes.plot(*zip(*points, strict=True), color=_COLORS[format], linewidth=1.2, alpha=0.6)

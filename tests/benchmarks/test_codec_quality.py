@@ -205,3 +205,13 @@ def test_the_picture_has_the_points_of_the_results():
         assert "none, 4 bytes: exact" in words
         assert axes.get_yscale() == "log"
     picture.pyplot.close(figure)
+
+
+def test_a_picture_of_values_that_every_codec_keeps_lists_them():
+    ones = source([1.0] * 64)
+    results = [measure(ones, Codec.parse(codec)) for codec in ("none", "bf16", "int8", "int4")]
+    figure = picture.figure([ones], results)
+    (axes,) = figure.axes
+    assert len(axes.lines) == 0
+    assert axes.texts[-1].get_text().count("exact") == 4
+    picture.pyplot.close(figure)
