@@ -103,7 +103,7 @@ def test_every_finite_block_stays_inside_the_bound(text, **drawn):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
-@settings(max_examples=3000)
+@settings(max_examples=1500)
 @given(**ANY)
 def test_every_finite_block_stays_inside_the_bound_on_many(text, **drawn):
     check_drawn(text, **drawn)
