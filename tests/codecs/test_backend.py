@@ -39,13 +39,19 @@ def test_choice(environment):
 
 
 def test_unknown_values(environment):
-    environment.setenv("ZCOMM_CODEC_BACKEND", "cuda")
-    with pytest.raises(ValueError, match="ZCOMM_CODEC_BACKEND='cuda': possible are numpy, native"):
+    environment.setenv("ZCOMM_CODEC_BACKEND", "rocm")
+    with pytest.raises(ValueError, match="ZCOMM_CODEC_BACKEND='rocm': possible are numpy, native"):
         kernels()
     environment.setenv("ZCOMM_CODEC_BACKEND", "native")
     environment.setenv("ZCOMM_CPU", "neon")
     with pytest.raises(ValueError, match="ZCOMM_CPU='neon': possible are avx512, avx2, baseline"):
         kernels()
+
+
+def test_kernels_of_a_device_do_not_read_host_memory(environment):
+    environment.setenv("ZCOMM_CODEC_BACKEND", "cuda")
+    with pytest.raises(CodecError, match="an array lies on the host; possible for it are numpy"):
+        Codec("int8").encode(np.ones(3, np.float32))
 
 
 def test_instruction_set_that_the_cpu_lacks(environment):

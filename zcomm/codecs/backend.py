@@ -1,10 +1,12 @@
-"""The choice between the two implementations of the kernels.
+"""The choice between the implementations of the kernels, and what all of them offer.
 
-*Kernels* are the four functions below, as a module offers them. Memory is passed as 1-D uint8
-arrays of any alignment; ``dtype`` (float32, float16 or bfloat16) says what it holds; ``starts`` and
-``lengths`` are int64 arrays that place the segments in it, in elements. The wire of format
-``none`` is float32 here, whatever ``dtype`` is. ``seed``, 0 <= seed < 2^64, matters to stochastic
-rounding only; all segments of a message share it. Do not assume that a kernel holds the GIL.
+*Kernels* are the four functions below. Those that are chosen here read host memory, passed as 1-D
+uint8 arrays of any alignment; those of a device take device memory instead
+(``zcomm.device.kernels_of``). ``dtype`` (float32, float16 or bfloat16) says what memory holds;
+``starts`` and ``lengths`` are int64 arrays that place the segments in it, in elements. The wire of
+format ``none`` is float32 here, whatever ``dtype`` is. ``seed``, 0 <= seed < 2^64, matters to
+stochastic rounding only; all segments of a message share it. Do not assume that a kernel holds the
+GIL.
 """
 
 import functools
@@ -20,7 +22,7 @@ from .wire import Bytes, Lengths
 
 
 class Kernels(Protocol):
-    """What ``reference`` and ``native`` both are; see ``reference`` for what each function does."""
+    """What ``reference`` and ``native`` are; see ``reference`` for what each function does."""
 
     def encode(
         self,
@@ -64,16 +66,23 @@ class Kernels(Protocol):
 
 
 def kernels() -> Kernels:
-    """Return the kernels that ``ZCOMM_CODEC_BACKEND`` asks for: by default native where built.
+    """Return the kernels for host memory that ``ZCOMM_CODEC_BACKEND`` asks for.
+
+    By default these are the native ones where they were built.
 
     Raises:
-        CodecError: the native kernels are asked for and were not built, or this CPU lacks the
-            instruction set that ``ZCOMM_CPU`` asks for.
+        CodecError: the native kernels are asked for and were not built, those of a device are, or
+            this CPU lacks the instruction set that ``ZCOMM_CPU`` asks for.
         ValueError: one of the two variables has an unknown value.
     """
     choice = environment.text("ZCOMM_CODEC_BACKEND")
     if choice == "numpy":
         return _load("reference")
+    if choice == "cuda":
+        raise CodecError(
+            "ZCOMM_CODEC_BACKEND=cuda reads device memory, but an array lies on the host;"
+            " possible for it are numpy, native"
+        )
     try:
         native = _load("native")
     except ImportError as error:
