@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from zcomm.codecs import Codec
+from zcomm.seeds import check_seed
 
 CodecText = str | Codec | None
 DtypeChoice = torch.dtype | Literal["param"]
@@ -41,6 +42,8 @@ class Config:
         units: ``"auto"`` gathers each child of an outermost ModuleList or Sequential together;
             otherwise the names of the modules to gather together. The rest is one more unit.
         max_skipped_steps: consecutive steps with non-finite gradients before step() raises.
+        seed: base seed of codecs with ``rounding=stochastic``. Draws depend on it, the unit, the
+            shard and the version of the parameters, so every gather of a version gives one result.
 
     Raises:
         ValueError: a value that is not possible, or a combination that would not be honoured.
@@ -57,6 +60,7 @@ class Config:
     min_numel: int = 65536
     units: Literal["auto"] | Sequence[str] = "auto"
     max_skipped_steps: int = 100
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.stage not in (0, 1, 2, 3):
@@ -71,6 +75,7 @@ class Config:
                 f"min_numel {self.min_numel}, max_skipped_steps {self.max_skipped_steps}:"
                 " neither may be negative"
             )
+        check_seed(self.seed)
         self._freeze("weights", _single("weights", self.weights))
         self._freeze("grads", _per_level(self.grads))
         self._freeze("secondary_codec", _single("secondary_codec", self.secondary_codec))

@@ -33,6 +33,7 @@ class Gathering:
     ) -> None:
         self._comm = comm
         self._codec = config.weights_codec
+        self._seed = config.seed
         self.saved = saved
         self.secondary = secondary
         self.sharded = config.stage == 3
@@ -58,7 +59,15 @@ class Gathering:
         shards = [buffer.shard for buffer in unit.buffers]
         layouts = [buffer.layout.all for buffer in unit.buffers]
         codec = self._codec if unit.quantise else None
-        self._comm.gather_layout(shards, fulls, layouts, codec=codec, min_numel=0, label=unit.label)
+        self._comm.gather_layout(
+            shards,
+            fulls,
+            layouts,
+            codec=codec,
+            min_numel=0,
+            label=unit.label,
+            seed=unit.seed(self._seed, self._comm.rank),
+        )
 
     def reshard(self, unit: Unit) -> None:
         """Let go of a whole unit; parameters that were changed in place go back to the shard."""

@@ -25,6 +25,7 @@ class Publisher:
         self._comm = comm
         self._stage = config.stage
         self._codec = config.weights_codec
+        self._seed = config.seed
 
     def is_exact(self, unit: Unit) -> bool:
         """Tell whether parameters are the masters rounded, or also went through a codec."""
@@ -84,4 +85,5 @@ class Publisher:
         layouts: Sequence[Layout],
     ) -> None:
         codec = None if self.is_exact(unit) else self._codec
-        self._comm.gather_layout(shards, fulls, layouts, codec=codec, min_numel=0)
+        seed = unit.seed(self._seed, self._comm.rank)
+        self._comm.gather_layout(shards, fulls, layouts, codec=codec, min_numel=0, seed=seed)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from zcomm import Communicator
+from zcomm.seeds import derive
 from zero.config import Config
 from zero.unit import Buffer, Master, Unit, split
 
@@ -102,6 +103,7 @@ class Reducer:
             reduce_dtype=self._reduce_dtype,
             min_numel=0,
             label=unit.label,
+            seed=derive(self._config.seed, unit.number, unit.version, self.num_reductions),
         )
         for buffer, mean in zip(buffers, means, strict=True):
             self._add(buffer, mean)

@@ -70,7 +70,13 @@ class Secondary:
     """The slices of all units, and the two groups of ranks that fill and read them."""
 
     def __init__(
-        self, comm: Communicator, secondary: int | str, codec: Codec | None, *, codes: bool
+        self,
+        comm: Communicator,
+        secondary: int | str,
+        codec: Codec | None,
+        *,
+        codes: bool,
+        seed: int,
     ) -> None:
         groups = groups_of(comm.topology, secondary)
         number = next(i for i, group in enumerate(groups) if comm.rank in group)
@@ -80,6 +86,7 @@ class Secondary:
         self._rank = comm.rank
         self._codec = codec
         self._codes = codes
+        self._seed = seed
         self._slices: dict[Unit, Slice] = {}
         self._layouts: dict[object, Layout] = {}
         self.group = comm.split(color=number, key=position)
@@ -115,15 +122,24 @@ class Secondary:
             for buffer, layout in zip(unit.buffers, layouts, strict=True)
         ]
         shards = [buffer.shard for buffer in unit.buffers]
-        self.rail.gather_layout(shards, held, layouts, codec=codec, min_numel=0, label=unit.label)
+        self.rail.gather_layout(
+            shards,
+            held,
+            layouts,
+            codec=codec,
+            min_numel=0,
+            label=unit.label,
+            seed=unit.seed(self._seed, self._rank),
+        )
         return held
 
     def _fill_codes(self, unit: Unit, codec: Codec | None) -> list[Tensor]:
         assert codec is not None
-        wires = []
-        for buffer in unit.buffers:
-            lengths = buffer.layout.all.lengths(self._rank)
-            wires.append(codec.encode(buffer.shard, segments=lengths))
+        seed = unit.seed(self._seed, self._rank)
+        wires = [
+            codec.encode(buffer.shard, seed=seed, segments=buffer.layout.all.lengths(self._rank))
+            for buffer in unit.buffers
+        ]
         own = torch.from_numpy(np.concatenate(wires))
         layout = self._codes_layout(unit, codec, (self._rails[self._position],))
         rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))

@@ -68,7 +68,8 @@ def shard(
     layouts = [lay_out(u.parameters, owners, config.piece_numel, trained) for u in found]
     _check_alike(comm, layouts, (model, optimizer, config))
     units = tuple(
-        _make_unit(unit, layout, comm, config) for unit, layout in zip(found, layouts, strict=True)
+        _make_unit(number, unit, layout, comm, config)
+        for number, (unit, layout) in enumerate(zip(found, layouts, strict=True))
     )
     for tensor in model.buffers():
         _broadcast(comm, tensor)
@@ -90,7 +91,11 @@ def shard(
 
 
 def _make_unit(
-    found: UnitModules, layouts: tuple[BufferLayout, ...], comm: Communicator, config: Config
+    number: int,
+    found: UnitModules,
+    layouts: tuple[BufferLayout, ...],
+    comm: Communicator,
+    config: Config,
 ) -> Unit:
     parameters = dict(found.parameters)
     buffers = []
@@ -105,7 +110,7 @@ def _make_unit(
         _make_masters(buffer, comm, config)
         buffers.append(buffer)
     numel = sum(parameter.numel() for parameter in parameters.values())
-    return Unit(found.name, found.module, tuple(buffers), numel >= config.min_numel)
+    return Unit(number, found.name, found.module, tuple(buffers), numel >= config.min_numel)
 
 
 def _make_masters(buffer: Buffer, comm: Communicator, config: Config) -> None:
@@ -133,7 +138,9 @@ def _assemble(comm: Communicator, config: Config, units: tuple[Unit, ...]) -> En
     secondary = None
     if config.secondary is not None:
         codes = config.secondary_codec is not None
-        secondary = Secondary(comm, config.secondary, config.weights_codec, codes=codes)
+        secondary = Secondary(
+            comm, config.secondary, config.weights_codec, codes=codes, seed=config.seed
+        )
         if secondary.group.size == comm.size:
             # One group of all ranks holds what the shards are: there is nothing second.
             secondary = None

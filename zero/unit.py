@@ -20,6 +20,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from zcomm.seeds import derive
 from zero.layout import BufferLayout, Run
 from zero.parameters import hide, show
 
@@ -150,6 +151,7 @@ class Unit:
     """Parameters that are gathered and reduced together.
 
     Attributes:
+        number: of the unit in the model.
         name: of the module in the model; empty for the root.
         module: whose call gathers the unit.
         buffers: one per dtype.
@@ -161,6 +163,7 @@ class Unit:
         ended: whether the unit is complete in the backward that runs.
     """
 
+    number: int
     name: str
     module: nn.Module
     buffers: tuple[Buffer, ...]
@@ -183,6 +186,10 @@ class Unit:
     def label(self) -> str:
         """What messages about the unit call it."""
         return f"unit {self.name}" if self.name else "the root unit"
+
+    def seed(self, base: int, shard: int) -> int:
+        """Return the seed with which a rank's shard of the current version is encoded."""
+        return derive(base, self.number, shard, self.version)
 
     @property
     def is_root(self) -> bool:

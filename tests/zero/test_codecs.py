@@ -174,6 +174,31 @@ def quantised_stage_0():
     return on("2x2", train, make(Tower), config, steps=3, micro=2, clip=0.5)
 
 
+RANDOM = "int4:rounding=stochastic,transform=hadamard"
+
+
+@functools.cache
+def trained_at_random(stage, index, seed):
+    weights = dataclasses.replace(configs(RANDOM)[index], seed=seed)
+    config = dataclasses.replace(weights, stage=stage, grads=("int8:rounding=stochastic", RANDOM))
+    return on("2x2", train, make(Tower), config, steps=3, micro=2)
+
+
+@pytest.mark.parametrize(("stage", "index"), [(2, 1), (3, 2), (3, 3), (3, 5)])
+def test_draws_depend_on_seed_shard_and_version_alone(stage, index):
+    """All gathers of a version, in every stage and from either secondary, decode to one result."""
+    outcomes = trained_at_random(stage, index, 7)
+    for outcome, wanted in zip(outcomes, trained_at_random(1, 0, 7), strict=True):
+        assert outcome.losses == wanted.losses
+        assert_same_bits(outcome.parameters, wanted.parameters)
+        assert_same_bits(outcome.parameters, outcomes[0].parameters)
+
+
+def test_another_seed_draws_otherwise():
+    losses = [trained_at_random(1, 0, seed)[0].losses for seed in (7, 8)]
+    assert losses[0] != losses[1]
+
+
 @pytest.mark.parametrize("topology", ["2x2", "1x4"])
 def test_zeropp_trains_as_exact_stage_3_does(topology):
     config = dataclasses.replace(zero.Config.zeropp(), min_numel=0)
