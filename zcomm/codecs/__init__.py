@@ -3,7 +3,8 @@
 A *codec* (``Codec``) is a description: a format and its options. The *kernels* are four functions,
 ``encode``, ``decode``, ``decode_reduce`` and ``decode_reduce_encode``, that exist as NumPy
 (``reference``), as C++ (``native``) and as CUDA (``cuda``) with the same bits in every result.
-docs/numerics.md says which bits. Do not assume that a codec holds state: every message is complete in itself.
+docs/numerics.md says which bits. Do not assume that a codec holds state: every message is complete
+in itself.
 """
 
 from .backend import Kernels, kernels
