@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import topology as topologies
 from topology import Topology
-from zcomm import environment, exits, launcher
+from zcomm import environment, exits, launcher, placement
 from zcomm.arrays import BufferPool
 from zcomm.collectives.channel import Channel
 from zcomm.communicator import Communicator
@@ -52,15 +53,18 @@ def init(
     Args:
         topology: "auto" (``ZCOMM_TOPOLOGY``, else discovered), a text such as "2x4" (2 nodes of 4),
             a JSON file, or a :class:`topology.Topology`.
-        device: "auto" or "cpu": this version moves host memory.
-        transport: "auto" or "mpi".
+        device: "auto" (CUDA where every rank has it), "cpu" or "cuda". The device of a rank is that
+            of its number on its host; it is made the current one of torch and CuPy.
+        transport: "auto" (NCCL where every rank has it and a device for itself), "mpi" (device
+            memory goes through the host, or directly with ``ZCOMM_CUDA_AWARE_MPI=1``) or "nccl".
         min_numel: smaller tensors are sent exactly, whatever the codec.
         abort: end all ranks when one fails (MPI with more than one rank).
         seed: base seed of stochastic rounding.
         comm: an mpi4py communicator instead of ``MPI.COMM_WORLD``.
 
     Raises:
-        ZcommError: no MPI, or a launcher that started more ranks than MPI sees.
+        ZcommError: no MPI, or a launcher that started more ranks than MPI sees; a device or a
+            transport that was asked for and cannot be had.
         TopologyError: a topology that does not describe this job.
         CollectiveMismatch: ranks whose version, topology or settings differ.
     """
@@ -68,19 +72,21 @@ def init(
     hooked = abort and world.Get_size() > 1
     if hooked:
         exits.install(world)
-    _check_choice("device", device, ("auto", "cpu"))
-    _check_choice("transport", transport, ("auto", "mpi"))
-    from zcomm.transports.mpi import MpiTransport
-
-    moves = StagedTransport(MpiTransport(world))
-    _configure_logging(moves.rank)
+    placement.check(device, transport)
+    control = _control(world)
+    _configure_logging(control.rank)
     for name in environment.unknown():
         logging.getLogger("zcomm").warning("%s is not a setting of zcomm: ignored", name)
-    found = _topology(topology, moves.size, world)
+    found = _topology(topology, control.size, world)
+    asked = {"device": device, "transport": transport, "seed": str(seed)}
+    channel = _channel(control, found, seed)
+    agree(channel, _settings(found, min_numel) | asked)
+    place, moves, words = placement.choose(device, transport, control)
+    logging.getLogger("zcomm").info("%s, transport %s", words, moves.name)
     if not _MPI_STREAM:
         _MPI_STREAM.append(Stream())
-    made = _communicator(moves, found, _MPI_STREAM[0], min_numel, seed)
-    agree(made._channel, _settings(found, min_numel, seed))
+    channel = replace(channel, transport=moves, device=place)
+    made = Communicator(channel, _MPI_STREAM[0], min_numel=min_numel, owner=moves)
     if hooked:
         exits.watch(made)
     return made
@@ -106,7 +112,8 @@ def run_local(
 
     def run(rank: int) -> None:
         stream, moves = Stream(), StagedTransport(LocalTransport(hub, rank))
-        made = _communicator(moves, found, stream, min_numel, seed)
+        channel = _channel(moves, found, seed)
+        made = Communicator(channel, stream, min_numel=min_numel, owner=moves)
         try:
             results[rank] = function(made)
             made.close()
@@ -131,13 +138,18 @@ def run_local(
     return results
 
 
-def _communicator(
-    moves: Transport, found: Topology, stream: Stream, min_numel: int, seed: int
-) -> Communicator:
+def _control(world: MPI.Intracomm) -> Transport:
+    """Return the transport of an mpi4py communicator."""
+    from zcomm.transports.mpi import MpiTransport
+
+    moves = MpiTransport(world)
+    return moves if environment.flag("ZCOMM_CUDA_AWARE_MPI") else StagedTransport(moves)
+
+
+def _channel(moves: Transport, found: Topology, seed: int) -> Channel:
     ranks = tuple(range(moves.size))
     counters = Traffic(), Clock(), BufferPool(), Calls(check_seed(seed), moves.rank)
-    channel = Channel(moves, ranks, moves.rank, found, *counters)
-    return Communicator(channel, stream, min_numel=min_numel, owner=moves)
+    return Channel(moves, ranks, moves.rank, found, *counters)
 
 
 def _topology(given: str | Path | Topology, size: int, world: MPI.Intracomm) -> Topology:
@@ -148,7 +160,7 @@ def _topology(given: str | Path | Topology, size: int, world: MPI.Intracomm) -> 
     return topologies.parse(given, size)
 
 
-def _settings(found: Topology, min_numel: int, seed: int) -> dict[str, str]:
+def _settings(found: Topology, min_numel: int) -> dict[str, str]:
     from zcomm import __version__
 
     known = {
@@ -156,8 +168,7 @@ def _settings(found: Topology, min_numel: int, seed: int) -> dict[str, str]:
         "topology": found.describe(),
         "topology digest": found.digest()[:16],
     }
-    numbers = {"min_numel": str(min_numel), "seed": str(seed)}
-    return {**known, **numbers, **environment.settings()}
+    return {**known, "min_numel": str(min_numel), **environment.settings()}
 
 
 def _configure_logging(rank: int) -> None:
@@ -168,8 +179,3 @@ def _configure_logging(rank: int) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(f"zcomm[{rank}] %(levelname)s: %(message)s"))
         logger.addHandler(handler)
-
-
-def _check_choice(name: str, given: str, possible: Sequence[str]) -> None:
-    if given not in possible:
-        raise ValueError(f"{name} {given!r} is not available; possible: {', '.join(possible)}")

@@ -91,6 +91,11 @@ class Communicator:
         return self._channel.topology
 
     @property
+    def device(self) -> str:
+        """Where the arrays of this rank belong, as torch names it: "cpu" or "cuda:0"."""
+        return "cpu" if self._channel.device is None else self._channel.device.name
+
+    @property
     def closed(self) -> bool:
         """Tell whether :meth:`close` was called, here or on what this is a part of."""
         return self._closed or (self._parent is not None and self._parent.closed)

@@ -111,8 +111,22 @@ class CudaDevice:
         attributes = cupy.cuda.Device(index).attributes
         self.num_multiprocessors: int = attributes["MultiProcessorCount"]
         self.arch = f"sm_{cupy.cuda.Device(index).compute_capability}"
+        self.bus: str = cupy.cuda.Device(index).pci_bus_id
         self._functions: dict[str, Any] = {}
         self._lock = threading.Lock()
+
+    @property
+    def title(self) -> str:
+        """The name of the product."""
+        name = self.cupy.cuda.runtime.getDeviceProperties(self.index)["name"]
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def make_current(self) -> None:
+        """Make the device the one that this thread's CuPy and torch use unless told otherwise."""
+        self.selected().use()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.set_device(self.index)
 
     def selected(self) -> Any:
         """Make the device the one of this thread, as a context."""

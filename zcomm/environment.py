@@ -43,8 +43,9 @@ VARIABLES = (
     Variable(
         "ZCOMM_CODEC_BACKEND",
         "",
-        "which kernels encode and decode; when not set, native where it was built, else numpy",
-        choices=("numpy", "native"),
+        "which kernels encode and decode; when not set, for host arrays native where it was built,"
+        " else numpy, and for device arrays cuda",
+        choices=("numpy", "native", "cuda"),
     ),
     Variable(
         "ZCOMM_CPU",
@@ -56,6 +57,11 @@ VARIABLES = (
         "ZCOMM_MESSAGE_LIMIT",
         "1GiB",
         "bytes of the largest single MPI message; larger ones are sent in parts",
+    ),
+    Variable(
+        "ZCOMM_CUDA_AWARE_MPI",
+        "0",
+        "1: MPI is given device memory; 0: device memory goes through pinned host memory",
     ),
     Variable(
         "ZCOMM_LOG",

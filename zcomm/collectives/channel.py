@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from topology import Topology
 from zcomm import environment
 from zcomm.arrays import BufferPool, Memory
+from zcomm.device import Device
 from zcomm.errors import CollectiveTimeout
 from zcomm.seeds import Calls
 from zcomm.traffic import Clock, Traffic
@@ -18,7 +19,8 @@ from zcomm.transports.base import Transport
 class Channel:
     """A group of a transport's ranks, with the counters and scratch memory of their collectives.
 
-    ``ranks[i]`` is the transport's number of the communicator's rank i.
+    ``ranks[i]`` is the transport's number of the communicator's rank i; ``device`` the one that
+    this rank was given, None for the host.
     """
 
     transport: Transport
@@ -29,6 +31,7 @@ class Channel:
     clock: Clock
     pool: BufferPool
     calls: Calls
+    device: Device | None = None
 
     @property
     def size(self) -> int:

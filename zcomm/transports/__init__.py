@@ -1,1 +1,1 @@
-"""Transports move bytes among ranks: ``mpi`` (processes) and ``local`` (threads)."""
+"""Transports move bytes among ranks: ``mpi`` and ``nccl`` (processes), ``local`` (threads)."""

@@ -1,4 +1,7 @@
-"""Ranks that are MPI processes, through mpi4py: nonblocking point-to-point messages of host memory.
+"""Ranks that are MPI processes, through mpi4py: nonblocking point-to-point messages.
+
+Host memory, and, for an MPI that was built for CUDA, device memory: MPI knows no streams, so the
+host waits for the current one first, and for the messages after.
 
 Waiting gives the core away: test, yield, and after a short spin sleep in steps that grow, because
 the core that would be burnt is the one that computes. Messages over ``ZCOMM_MESSAGE_LIMIT`` bytes
@@ -10,10 +13,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zcomm import environment
-from zcomm.arrays import HostMemory
+from zcomm.device import Device, DeviceMemory, Memory, device_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,16 +38,21 @@ class MpiTransport:
         self._comm = comm.Dup()
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
+        self.device: Device | None = None
         self._limit = environment.nbytes("ZCOMM_MESSAGE_LIMIT")
 
     def exchange(
         self,
-        sends: Mapping[int, HostMemory],
-        recvs: Mapping[int, HostMemory],
+        sends: Mapping[int, Memory],
+        recvs: Mapping[int, Memory],
         *,
         timeout: float | None = None,
     ) -> frozenset[int]:
         """See :class:`zcomm.transports.base.Transport`."""
+        memories = [*sends.values(), *recvs.values()]
+        device = device_of(*memories) if memories else None
+        if device is not None:
+            device.synchronize()
         incoming: list[tuple[int, MPI.Request]] = []
         outgoing: list[MPI.Request] = []
         for peer, memory in recvs.items():
@@ -56,9 +64,9 @@ class MpiTransport:
             return frozenset()
         return frozenset(peer for peer, request in incoming if not request.Test())
 
-    def _parts(self, memory: HostMemory) -> Iterator[HostMemory]:
+    def _parts(self, memory: Memory) -> Iterator[Any]:
         for start in range(0, memory.size, self._limit):
-            yield memory[start : start + self._limit]
+            yield _buffer(memory[start : start + self._limit])
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
@@ -67,6 +75,15 @@ class MpiTransport:
     def close(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
         self._comm.Free()
+
+
+def _buffer(memory: Memory) -> Any:
+    """Return what mpi4py takes for a run of bytes."""
+    if not isinstance(memory, DeviceMemory):
+        return memory
+    from mpi4py import MPI
+
+    return [MPI.buffer.fromaddress(memory.pointer, memory.size), MPI.BYTE]
 
 
 def _wait_all(requests: list[MPI.Request], timeout: float | None) -> bool:
