@@ -84,8 +84,12 @@ def check_decode(
     out: Bytes,
     dtype: str,
     divisor: int = 1,
+    *,
+    padding: bool = True,
 ) -> Message:
     """Return the layout of what ``decode`` and ``decode_reduce`` read, having checked all of it.
+
+    ``padding``: its bytes, too; False where the host cannot read them.
 
     Raises:
         ValueError: segments leave the memory, no wire is given, one has a wrong length, or
@@ -95,11 +99,13 @@ def check_decode(
     if divisor < 1:
         raise ValueError(f"divisor {divisor}, at least 1 expected")
     _check_segments(out, dtype, starts, lengths)
-    return check_wires(codec, wires, lengths)
+    return check_wires(codec, wires, lengths, padding=padding)
 
 
-def check_wires(codec: Codec, wires: list[Bytes], lengths: Lengths) -> Message:
-    """Return the layout that all ``wires`` share, having checked their lengths and padding.
+def check_wires(
+    codec: Codec, wires: list[Bytes], lengths: Lengths, *, padding: bool = True
+) -> Message:
+    """Return the layout that all ``wires`` share, having checked their lengths and ``padding``.
 
     Raises:
         ValueError: no wire is given, or one has a wrong length.
@@ -110,7 +116,8 @@ def check_wires(codec: Codec, wires: list[Bytes], lengths: Lengths) -> Message:
     message = layout(codec, lengths)
     for i, wire in enumerate(wires):
         _check_nbytes(codec, f"wire {i}", wire, message)
-        _check_padding(codec, i, wire, message)
+        if padding:
+            _check_padding(codec, i, wire, message)
     return message
 
 

@@ -20,7 +20,7 @@
 #endif
 #ifndef ZC_FN
 #if ZC_CUDA
-#define ZC_FN static __device__ __forceinline__
+#define ZC_FN [[maybe_unused]] static __device__ __forceinline__
 #else
 #define ZC_FN static inline __attribute__((always_inline))
 #endif
@@ -81,6 +81,12 @@ ZC_FN float quotient(float a, float b) {
     asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
     return r;
 }
+// sum + a * b, where a * b is exact: one rounding then gives the bits of two.
+ZC_FN float add_exact_product(float sum, float a, float b) {
+    float r;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(sum));
+    return r;
+}
 // 1 / scale, correctly rounded for every bfloat16 of 2^-100 and more: one Newton step from an
 // approximation good to 1 ulp (all 128 significands and every start within 4 ulp were checked).
 // Neither scale nor result is subnormal, so that the flush of the approximation cannot matter.
@@ -107,6 +113,7 @@ ZC_FN float add(float a, float b) { return a + b; }
 ZC_FN float sub(float a, float b) { return a - b; }
 ZC_FN float mul(float a, float b) { return a * b; }
 ZC_FN float quotient(float a, float b) { return a / b; }
+ZC_FN float add_exact_product(float sum, float a, float b) { return sum + a * b; }
 ZC_FN float inverse_of(float scale) { return 1.0f / scale; }
 #endif
 
