@@ -1,4 +1,4 @@
-// Loops between dtypes, sums of cast wires, and the copy past the caches.
+// Loops between dtypes, and sums of cast wires.
 #pragma once
 
 #include "elements.h"
@@ -66,22 +66,6 @@ void sum_cast(const u8* const* codes, const u8* const*, i64 n, i64, u8* __restri
         for (int w = 1; w < N; ++w) total += to_float(load<T>(wires[w], i));
         store(out, i, total);
     }
-}
-
-// Stores that go past the caches fill whole cache lines; the ends of the memory are copied plainly.
-void stream(const u8* __restrict in, i64 nbytes, u8* __restrict out) {
-    i64 i = 0;
-#if ZC_SIMD
-    const i64 line = 64, step = sizeof(I);
-    i64 head = i64(-reinterpret_cast<u64>(out) & (line - 1));
-    if (nbytes >= head + line) {
-        __builtin_memcpy(out, in, head);
-        for (i = head; i + line <= nbytes; i += line)
-            for (i64 k = 0; k < line; k += step)
-                stream_patterns(out + i + k, load_patterns(in + i + k));
-    }
-#endif
-    __builtin_memcpy(out + i, in + i, nbytes - i);
 }
 
 }  // namespace

@@ -67,9 +67,16 @@ template <class T> ZC_FN F lanes(const u8* in, i64 i) {
 #endif
 }
 
-template <class T, bool SATURATE> ZC_FN void store_rounded(u8* out, i64 i, F v) {
+ZC_FN void store_bits(u8* out, I v, bool streamed) {
+    if (streamed) stream_patterns(out, v);
+    else store_patterns(out, v);
+}
+
+// STREAMED, past the caches, is for float only.
+template <class T, bool SATURATE, bool STREAMED = false>
+ZC_FN void store_rounded(u8* out, i64 i, F v) {
     if constexpr (sizeof(T) == 4) {
-        store_lanes(out + 4 * i, flt(where_nan(v, splat(u32(NAN_F32)), bits(v))));
+        store_bits(out + 4 * i, where_nan(v, splat(u32(NAN_F32)), bits(v)), STREAMED);
     } else if constexpr (__is_same(T, bf16)) {
         I odd = both(right<16>(bits(v)), splat(1u));
         I rounded = right<16>(add(add(bits(v), splat(0x7FFFu)), odd));

@@ -70,27 +70,31 @@ template <Code C, Rounding R> ZC_FN I code_lanes(F scaled, const u8* drawn, i64 
     else return nearest(scaled);
 }
 
-// The codes of the 16 elements from i on.
-template <class T, Code C, Rounding R>
-ZC_FN void sixteen(const u8* in, i64 i, F inverse, const u8* drawn, I (&codes)[SIXTEEN]) {
-    __builtin_prefetch(in + sizeof(T) * (i + GROUP));
-    for (int k = 0; k < SIXTEEN; ++k)
+// The codes of the elements from i on, VECTORS * LANES of them.
+template <class T, Code C, Rounding R, int VECTORS>
+ZC_FN void codes_at(const u8* in, i64 i, F inverse, const u8* drawn, I (&codes)[VECTORS]) {
+    const u8* ahead = in + sizeof(T) * (i + GROUP);
+    for (int k = 0; k < int(sizeof(T)) * VECTORS * LANES; k += 64) __builtin_prefetch(ahead + k);
+    for (int k = 0; k < VECTORS; ++k)
         codes[k] = code_lanes<C, R>(lanes<T>(in, i + k * LANES) * inverse, drawn, i + k * LANES);
 }
 #endif
 
-template <class T, Code C, Rounding R>
+template <class T, Code C, Rounding R, bool STREAMED>
 ZC_FN void quantise8(const u8* __restrict in, i64 n, const Scale& scale, const u8* drawn,
                      u8* __restrict out) {
     i64 i = 0;
 #if ZC_SIMD
     if constexpr (IN_VECTORS<T>) {
         F by = splat(scale.inverse);
-        I first[SIXTEEN], second[SIXTEEN];
-        for (; i + 32 <= n; i += 32) {
-            sixteen<T, C, R>(in, i, by, drawn, first);
-            sixteen<T, C, R>(in, i + 16, by, drawn, second);
-            store_codes8(out + i, first, second, scale.live);
+        I live = splat(scale.live * 0x01010101u), quad[4], sixteen[SIXTEEN];
+        for (; i + QUAD <= n; i += QUAD) {
+            codes_at<T, C, R>(in, i, by, drawn, quad);
+            store_bits(out + i, both(in_order(mixed_bytes_of(quad)), live), STREAMED);
+        }
+        for (; i + 16 <= n; i += 16) {
+            codes_at<T, C, R>(in, i, by, drawn, sixteen);
+            store_sixteen(out + i, bytes_of(sixteen), scale.live);
         }
     }
 #endif
@@ -100,18 +104,26 @@ ZC_FN void quantise8(const u8* __restrict in, i64 n, const Scale& scale, const u
     }
 }
 
-template <class T, Rounding R>
+template <class T, Rounding R, bool STREAMED>
 ZC_FN void quantise4(const u8* __restrict in, i64 n, const Scale& scale, const u8* drawn,
                      u8* __restrict out) {
     i64 half = (n + 1) / 2, i = 0;
 #if ZC_SIMD
     if constexpr (IN_VECTORS<T>) {
         F by = splat(scale.inverse);
-        I low[SIXTEEN], high[SIXTEEN];
+        I live = splat(scale.live * 0x01010101u), low[4], high[4];
+        for (; i + QUAD <= n / 2; i += QUAD) {
+            codes_at<T, INT4, R>(in, i, by, drawn, low);
+            codes_at<T, INT4, R>(in, half + i, by, drawn, high);
+            I packed = nibbles(within_four_bits(mixed_bytes_of(low)),
+                               within_four_bits(mixed_bytes_of(high)));
+            store_bits(out + i, both(in_order(packed), live), STREAMED);
+        }
+        I first[SIXTEEN], second[SIXTEEN];
         for (; i + 16 <= n / 2; i += 16) {
-            sixteen<T, INT4, R>(in, i, by, drawn, low);
-            sixteen<T, INT4, R>(in, half + i, by, drawn, high);
-            store_codes4(out + i, low, high, scale.live);
+            codes_at<T, INT4, R>(in, i, by, drawn, first);
+            codes_at<T, INT4, R>(in, half + i, by, drawn, second);
+            store_sixteen(out + i, nibbles_of(bytes_of(first), bytes_of(second)), scale.live);
         }
     }
 #endif
@@ -124,9 +136,9 @@ ZC_FN void quantise4(const u8* __restrict in, i64 n, const Scale& scale, const u
     }
 }
 
-template <class T, Code C, Rounding R>
-void encode(const u8* __restrict in, i64 n, i64 block, Random random, u8* __restrict codes,
-            u8* __restrict scales) {
+template <class T, Code C, Rounding R, bool STREAMED>
+ZC_FN void encode_loop(const u8* __restrict in, i64 n, i64 block, Random random,
+                       u8* __restrict codes, u8* __restrict scales) {
     alignas(64) u8 drawn[R == STOCHASTIC ? 4 * zcomm::TILE : 1];
     if (R == STOCHASTIC) draw(random, n, drawn);
     i64 group = block > GROUP ? block : GROUP;
@@ -141,12 +153,20 @@ void encode(const u8* __restrict in, i64 n, i64 block, Random random, u8* __rest
             i64 m = end - i < block ? end - i : block;
             const u8 *x = in + sizeof(T) * i, *u = R == STOCHASTIC ? drawn + 4 * i : drawn;
             __builtin_memcpy(scales, &found[k].stored, 2);
-            if constexpr (C == INT4) quantise4<T, R>(x, m, found[k], u, codes);
-            else quantise8<T, C, R>(x, m, found[k], u, codes);
+            if constexpr (C == INT4) quantise4<T, R, STREAMED>(x, m, found[k], u, codes);
+            else quantise8<T, C, R, STREAMED>(x, m, found[k], u, codes);
             codes += C == INT4 ? (m + 1) / 2 : m;
             scales += 2;
         }
     }
+}
+
+// streamed: whether codes may go past the caches.
+template <class T, Code C, Rounding R>
+void encode(const u8* in, i64 n, i64 block, Random random, bool streamed, u8* codes, u8* scales) {
+    if (R == NEAREST && streamed && reinterpret_cast<u64>(codes) % 16 == 0)
+        encode_loop<T, C, R, R == NEAREST>(in, n, block, random, codes, scales);
+    else encode_loop<T, C, R, false>(in, n, block, random, codes, scales);
 }
 
 }  // namespace

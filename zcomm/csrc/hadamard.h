@@ -9,17 +9,17 @@ namespace {
 #if ZC_SIMD
 enum { GROUP_VECTORS = TRANSFORMED / LANES };
 
-// The sign bit in lanes whose number has the bit DISTANCE.
-template <int DISTANCE> ZC_FN I signs_of_second() {
-    u32 pattern[LANES];
-    for (int lane = 0; lane < LANES; ++lane) pattern[lane] = lane & DISTANCE ? u32(SIGN) : 0u;
-    return load_patterns(reinterpret_cast<const u8*>(pattern));
+// -1 in lanes whose number has the bit DISTANCE, 1 in the others.
+template <int DISTANCE> ZC_FN F signs() {
+    float sign[LANES];
+    for (int lane = 0; lane < LANES; ++lane) sign[lane] = lane & DISTANCE ? -1.0f : 1.0f;
+    return load_lanes(reinterpret_cast<const u8*>(sign));
 }
 
-// One stage: a + b in the first of two lanes, a - b = a + -b in the second.
+// One stage: b + a in the first of two lanes, a - b in the second.
 template <int DISTANCE> ZC_FN F butterflies(F v) {
     if constexpr (DISTANCE >= LANES) return v;
-    else return swapped<DISTANCE>(v) + flt(differing(bits(v), signs_of_second<DISTANCE>()));
+    else return multiply_add(v, signs<DISTANCE>(), swapped<DISTANCE>(v));
 }
 
 ZC_FN F transformed_lanes(F v) {

@@ -38,7 +38,6 @@ const zcomm::Table table = {
     {ZC_SUMS(sum_cast, float), ZC_SUMS(sum_cast, bf16), ZC_SUMS(sum_cast, fp16),
      ZC_SUMS(sum_codes, INT8), ZC_SUMS(sum_codes, INT4), ZC_SUMS(sum_codes, E4M3),
      ZC_SUMS(sum_codes, E5M2)},
-    stream,
 };
 
 }  // namespace ZC_NS

@@ -27,6 +27,13 @@ class DefaultArithmetic {
 #endif
 };
 
+// Stores past the caches would otherwise become visible after later ones.
+void put_stores_in_order() {
+#if defined(__SSE__)
+    _mm_sfence();
+#endif
+}
+
 bool quantised(Format format) { return format >= INT8; }
 
 i64 itemsize(Dtype dtype) { return dtype == FLOAT32 ? 4 : 2; }
@@ -67,6 +74,11 @@ bool inside(Segments segments, i64 numel) {
     }
     return true;
 }
+
+// Large outputs go past the caches; small ones, which the next step finds there, do not.
+const i64 STREAMED_NBYTES = i64(8) << 20;
+
+bool streamed(Output out) { return out.nbytes >= STREAMED_NBYTES; }
 
 bool all_zero(const u8* data, i64 begin, i64 end) {
     return std::all_of(data + begin, data + end, [](u8 byte) { return byte == 0; });
@@ -192,7 +204,7 @@ class Writer {
         int code = codec_.format - INT8;
         Encode loop = codec_.stochastic ? table_.stochastic[dtype][code]
                                         : table_.nearest[dtype][code];
-        loop(values, tile.numel, codec_.block, Random{u64(tile.first), seed_},
+        loop(values, tile.numel, codec_.block, Random{u64(tile.first), seed_}, streamed(wire_),
              wire_.data + place.codes, wire_.data + place.scales);
     }
 
@@ -205,8 +217,10 @@ class Writer {
 // Decodes the tiles of one message.
 class Reader {
   public:
-    Reader(const Table& table, Codec codec, const std::vector<Input>& wire, Dtype dtype)
-        : table_(table), sum_(table, codec, wire), codec_(codec), wire_(wire[0]), dtype_(dtype) {}
+    Reader(const Table& table, Codec codec, const std::vector<Input>& wire, Dtype dtype,
+           bool streamed)
+        : table_(table), sum_(table, codec, wire), codec_(codec), wire_(wire[0]), dtype_(dtype),
+          streamed_(streamed) {}
 
     void operator()(Place place, i64 numel, u8* out) const {
         const u8* codes = wire_.data + place.codes;
@@ -214,7 +228,7 @@ class Reader {
             return convert(table_, cast_dtype(codec_.format), codes, numel, dtype_, out, true);
         if (!codec_.transformed)
             return table_.decode[codec_.format - INT8][dtype_](codes, wire_.data + place.scales,
-                                                               numel, codec_.block, out);
+                                                               numel, codec_.block, streamed_, out);
         Buffer buffer;
         sum_(place, numel, buffer.values);
         convert(table_, FLOAT32, buffer.values, numel, dtype_, out, true);
@@ -226,6 +240,7 @@ class Reader {
     Codec codec_;
     Input wire_;
     Dtype dtype_;
+    bool streamed_;
 };
 
 }  // namespace
@@ -243,6 +258,7 @@ Status encode(const Table& table, Codec codec, Input x, Dtype dtype, Segments se
         write(dtype, x.data + tile.start * itemsize(dtype), tile, place);
         place = advanced(place, codec, tile.numel);
     });
+    put_stores_in_order();
     return DONE;
 }
 
@@ -253,12 +269,13 @@ Status decode(const Table& table, Codec codec, Input wire, Segments segments, Ou
     std::vector<Input> wires(1, wire);
     if (Status status = check_wires(wires, parts)) return status;
     DefaultArithmetic arithmetic;
-    Reader read(table, codec, wires, dtype);
+    Reader read(table, codec, wires, dtype, streamed(out));
     Place place{0, parts.scales};
     for_each_tile(segments, [&](Tile tile) {
         read(place, tile.numel, out.data + tile.start * itemsize(dtype));
         place = advanced(place, codec, tile.numel);
     });
+    put_stores_in_order();
     return DONE;
 }
 
@@ -300,6 +317,7 @@ Status decode_reduce_encode(const Table& table, Codec in, const std::vector<Inpu
         from = advanced(from, in, tile.numel);
         to = advanced(to, out, tile.numel);
     });
+    put_stores_in_order();
     return DONE;
 }
 

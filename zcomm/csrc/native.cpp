@@ -46,17 +46,23 @@ struct InstructionSet {
     bool (*available)();
 };
 
+#if defined(ZC_X86)
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+}
+#endif
+
 // Widest first.
 const InstructionSet INSTRUCTION_SETS[] = {
 #if defined(ZC_X86)
     {"avx512", &zc_avx512::table,
      [] {
-         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                __builtin_cpu_supports("f16c");
+         return has_avx2() && __builtin_cpu_supports("avx512f") &&
+                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                __builtin_cpu_supports("avx512vl");
      }},
-    {"avx2", &zc_avx2::table,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
+    {"avx2", &zc_avx2::table, has_avx2},
 #endif
     {"baseline", &zc_baseline::table, [] { return true; }},
 };

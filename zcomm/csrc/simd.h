@@ -2,25 +2,41 @@
 //
 // F holds LANES float32, I as many 32-bit patterns. Results have the bits of their scalar siblings
 // in codec.h; rounding relies on the default mode, which message.cpp sets. Pointers may have any
-// alignment, but for stream_patterns, which wants that of I.
+// alignment, but for stream_patterns, which wants multiples of 16.
 //
 // Each instruction set offers
 //   load_bytes        sign-extended bytes; load_halves zero-extended 16-bit patterns
+//   stream_patterns   stores past the caches
 //   nearest, floor    rounded to an integer; of a value that is none (too large, NaN): anything
 //   smaller, larger   the second value where one is NaN
+//   multiply_add      a * b + c, rounded once or twice: for exact products only
 //   max_*<BYTES>      of numbers of 2 or 4 bytes; largest_word of unsigned 32-bit numbers
-//   left, right       shifts of 32-bit patterns, left_halves and sign_of_halves of 16-bit ones
+//   left, right       shifts of 32-bit patterns, left_halves and right_halves of 16-bit ones
 //   where_*           yes or no, lane by lane
 //   wide_product      64-bit products of every second lane, the low words of 64-bit lanes
 //   low_words         low words of 64-bit lanes of two vectors side by side, high_words moves down
 //   low_pairs, ...    interleave 64-bit lanes such that wide_counters() come out in order
 //   swapped<D>        lanes at distance D exchanged
 //   bytes_of          16 integers as saturated bytes
+//   mixed_bytes_of    four vectors of integers as saturated bytes, which in_order() puts in order
+//   within_four_bits  bytes limited to -8..7
+//   nibble_product    the low (0) or high (1) codes of int4 in bytes, times the scale of the factor
 #pragma once
 
 #include <immintrin.h>
 
 #include "codec.h"
+
+namespace ZC_NS {
+
+// -8..7, by the saturation of sums: SSE2 has no limits for signed bytes.
+ZC_FN __m128i four_bits_of(__m128i bytes) {
+    const __m128i most = _mm_set1_epi8(120);
+    bytes = _mm_subs_epi8(_mm_adds_epi8(bytes, most), most);
+    return _mm_adds_epi8(_mm_subs_epi8(bytes, most), most);
+}
+
+}  // namespace ZC_NS
 
 #if defined(__AVX512F__)
 #include "simd_avx512.h"
@@ -32,38 +48,47 @@
 
 namespace ZC_NS {
 
-enum { ROW = 32 };  // elements: the smallest block fills whole vectors
+enum { ROW = 32 };              // elements: the smallest block fills whole vectors
 enum { SIXTEEN = 16 / LANES };  // vectors that hold 16 elements
+enum { QUAD = 4 * LANES };      // elements whose bytes fill a vector
 
-#if defined(__AVX512F__) || !defined(__AVX2__)
-// Stores 32 integers, first and then second, as codes, or as 0 where live is 0.
-ZC_FN void store_codes8(u8* out, const I (&first)[SIXTEEN], const I (&second)[SIXTEEN], u8 live) {
-    __m128i *at = reinterpret_cast<__m128i*>(out), mask = _mm_set1_epi8(char(live));
-    _mm_storeu_si128(at, _mm_and_si128(bytes_of(first), mask));
-    _mm_storeu_si128(at + 1, _mm_and_si128(bytes_of(second), mask));
+// The low four bits of every byte of low, and those of high above them.
+ZC_FN I nibbles(I low, I high) {
+    return either(both(low, splat(0x0F0F0F0Fu)), both(left_halves<4>(high), splat(0xF0F0F0F0u)));
 }
 
-// -8..7, by the saturation of sums: SSE2 has no limits for bytes.
-ZC_FN __m128i limited(__m128i codes) {
-    codes = _mm_subs_epi8(_mm_adds_epi8(codes, _mm_set1_epi8(120)), _mm_set1_epi8(120));
-    return _mm_adds_epi8(_mm_subs_epi8(codes, _mm_set1_epi8(120)), _mm_set1_epi8(120));
+// 16 bytes of codes, or 0 where live is 0.
+ZC_FN void store_sixteen(u8* out, __m128i bytes, u8 live) {
+    bytes = _mm_and_si128(bytes, _mm_set1_epi8(char(live)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
 }
 
-// Stores 16 pairs as bytes: codes of first in the low four bits, of second in the high ones.
-ZC_FN void store_codes4(u8* out, const I (&first)[SIXTEEN], const I (&second)[SIXTEEN], u8 live) {
-    __m128i low = limited(bytes_of(first)), high = limited(bytes_of(second));
-    low = _mm_and_si128(low, _mm_set1_epi8(char(live & 15)));
-    high = _mm_and_si128(_mm_slli_epi16(high, 4), _mm_set1_epi8(char(live & 240)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_or_si128(low, high));
+// nibbles of 16 pairs.
+ZC_FN __m128i nibbles_of(__m128i low, __m128i high) {
+    low = _mm_and_si128(four_bits_of(low), _mm_set1_epi8(0x0F));
+    high = _mm_and_si128(_mm_slli_epi16(four_bits_of(high), 4), _mm_set1_epi8(char(0xF0)));
+    return _mm_or_si128(low, high);
 }
-#endif
 
 ZC_FN F magnitude(F v) { return flt(both(bits(v), splat(~u32(SIGN)))); }
+
+#if !defined(__AVX512F__)
+ZC_FN F nibble_factor(float scale) { return splat(scale); }
+template <int NIBBLE> ZC_FN F nibble_values(I bytes) {
+    return from_int(right_signed<NIBBLE ? 4 : 28>(NIBBLE ? bytes : left<28>(bytes)));
+}
+template <int NIBBLE> ZC_FN F nibble_product(I bytes, F factor) {
+    return nibble_values<NIBBLE>(bytes) * factor;
+}
+template <int NIBBLE> ZC_FN F plus_nibble_product(F total, I bytes, F factor) {
+    return multiply_add(nibble_values<NIBBLE>(bytes), factor, total);
+}
+#endif
 
 // Every pattern rotated left by one, as key() does: the sign comes last.
 template <int BYTES> ZC_FN I sign_last(I v) {
     return BYTES == 4 ? either(left<1>(v), right<31>(v))
-                      : either(left_halves(v), sign_of_halves(v));
+                      : either(left_halves<1>(v), right_halves<15>(v));
 }
 
 // The largest of all unsigned numbers of BYTES bytes.
@@ -79,12 +104,11 @@ ZC_FN F within_fp16(F v) {
     return flt(where_nan(v - v, bits(v), bits(bounded)));
 }
 
-// stochastic_code before the number is moved to the low bits.
+// The number of stochastic_code; the upper limit is left to the packing of bytes.
 template <Code C> ZC_FN F stochastically_rounded(F scaled, F drawn) {
-    const float largest = largest_magnitude<C, STOCHASTIC>();
     F below = floor(scaled), above = below + splat(1.0f);
     F rounded = flt(where_less(drawn, scaled - below, bits(above), bits(below)));
-    return smaller(larger(rounded, splat(-largest)), splat(largest));
+    return larger(rounded, splat(-largest_magnitude<C, STOCHASTIC>()));
 }
 
 // fp8_code, sign-extended.

@@ -1,4 +1,4 @@
-// 8 lanes: AVX2 and F16C. What each function does is said in simd.h.
+// 8 lanes: AVX2, FMA and F16C. What each function does is said in simd.h.
 #pragma once
 
 namespace ZC_NS {
@@ -12,8 +12,13 @@ ZC_FN void store_lanes(u8* out, F v) { _mm256_storeu_ps(reinterpret_cast<float*>
 ZC_FN I load_patterns(const u8* in) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
 }
+ZC_FN void store_patterns(u8* out, I v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), v);
+}
 ZC_FN void stream_patterns(u8* out, I v) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(out), v);
+    __m128i* at = reinterpret_cast<__m128i*>(out);
+    _mm_stream_si128(at, _mm256_castsi256_si128(v));
+    _mm_stream_si128(at + 1, _mm256_extracti128_si256(v, 1));
 }
 ZC_FN I load_bytes(const u8* in) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in)));
@@ -41,6 +46,7 @@ ZC_FN F flt(I v) { return _mm256_castsi256_ps(v); }
 ZC_FN F from_int(I v) { return _mm256_cvtepi32_ps(v); }
 ZC_FN I nearest(F v) { return _mm256_cvtps_epi32(v); }
 ZC_FN F floor(F v) { return _mm256_floor_ps(v); }
+ZC_FN F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 ZC_FN F smaller(F a, F b) { return _mm256_min_ps(a, b); }
 ZC_FN F larger(F a, F b) { return _mm256_max_ps(a, b); }
 
@@ -55,8 +61,8 @@ ZC_FN u32 largest_word(I v) {
     r = _mm_max_epu32(r, _mm_shuffle_epi32(r, 0x4E));
     return u32(_mm_cvtsi128_si32(_mm_max_epu32(r, _mm_shuffle_epi32(r, 0xB1))));
 }
-ZC_FN I left_halves(I v) { return _mm256_slli_epi16(v, 1); }
-ZC_FN I sign_of_halves(I v) { return _mm256_srli_epi16(v, 15); }
+template <int N> ZC_FN I left_halves(I v) { return _mm256_slli_epi16(v, N); }
+template <int N> ZC_FN I right_halves(I v) { return _mm256_srli_epi16(v, N); }
 ZC_FN I add(I a, I b) { return _mm256_add_epi32(a, b); }
 ZC_FN I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
 ZC_FN I both(I a, I b) { return _mm256_and_si256(a, b); }
@@ -91,24 +97,18 @@ template <int DISTANCE> ZC_FN F swapped(F v) {
     return _mm256_permute2f128_ps(v, v, 1);
 }
 
-// Packing works within 128 bits: fours of codes come out of order and are put back at the end.
-ZC_FN I in_order(I fours) {
-    return _mm256_permutevar8x32_epi32(fours, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+ZC_FN __m128i bytes_of(const I (&v)[2]) {
+    I halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(v[0], v[1]), 0xD8);
+    return _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
 }
-ZC_FN I halves_of(const I (&v)[2]) { return _mm256_packs_epi32(v[0], v[1]); }
-ZC_FN void store_codes8(u8* out, const I (&first)[2], const I (&second)[2], u8 live) {
-    I codes = in_order(_mm256_packs_epi16(halves_of(first), halves_of(second)));
-    codes = _mm256_and_si256(codes, _mm256_set1_epi8(char(live)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), codes);
+ZC_FN I mixed_bytes_of(const I (&v)[4]) {
+    return _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
 }
-ZC_FN void store_codes4(u8* out, const I (&first)[2], const I (&second)[2], u8 live) {
-    const I lowest = _mm256_set1_epi16(-8), highest = _mm256_set1_epi16(7);
-    I low = _mm256_min_epi16(_mm256_max_epi16(halves_of(first), lowest), highest);
-    I high = _mm256_min_epi16(_mm256_max_epi16(halves_of(second), lowest), highest);
-    low = _mm256_and_si256(low, _mm256_set1_epi16(short(live & 15)));
-    high = _mm256_and_si256(_mm256_slli_epi16(high, 4), _mm256_set1_epi16(short(live & 240)));
-    I codes = in_order(_mm256_packus_epi16(_mm256_or_si256(low, high), _mm256_setzero_si256()));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(codes));
+ZC_FN I in_order(I mixed) {
+    return _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+ZC_FN I within_four_bits(I bytes) {
+    return _mm256_min_epi8(_mm256_max_epi8(bytes, _mm256_set1_epi8(-8)), _mm256_set1_epi8(7));
 }
 
 }  // namespace ZC_NS

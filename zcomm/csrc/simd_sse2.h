@@ -10,6 +10,7 @@ enum { LANES = 4 };
 ZC_FN F load_lanes(const u8* in) { return _mm_loadu_ps(reinterpret_cast<const float*>(in)); }
 ZC_FN void store_lanes(u8* out, F v) { _mm_storeu_ps(reinterpret_cast<float*>(out), v); }
 ZC_FN I load_patterns(const u8* in) { return _mm_loadu_si128(reinterpret_cast<const I*>(in)); }
+ZC_FN void store_patterns(u8* out, I v) { _mm_storeu_si128(reinterpret_cast<I*>(out), v); }
 ZC_FN void stream_patterns(u8* out, I v) { _mm_stream_si128(reinterpret_cast<I*>(out), v); }
 ZC_FN I load_bytes(const u8* in) {
     int four;
@@ -34,6 +35,7 @@ ZC_FN I bits(F v) { return _mm_castps_si128(v); }
 ZC_FN F flt(I v) { return _mm_castsi128_ps(v); }
 ZC_FN F from_int(I v) { return _mm_cvtepi32_ps(v); }
 ZC_FN I nearest(F v) { return _mm_cvtps_epi32(v); }
+ZC_FN F multiply_add(F a, F b, F c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
 ZC_FN F smaller(F a, F b) { return _mm_min_ps(a, b); }
 ZC_FN F larger(F a, F b) { return _mm_max_ps(a, b); }
 ZC_FN F floor(F v) {
@@ -60,8 +62,8 @@ ZC_FN u32 largest_word(I v) {
     v = max_unsigned<4>(v, _mm_shuffle_epi32(v, 0x4E));
     return u32(_mm_cvtsi128_si32(max_unsigned<4>(v, _mm_shuffle_epi32(v, 0xB1))));
 }
-ZC_FN I left_halves(I v) { return _mm_slli_epi16(v, 1); }
-ZC_FN I sign_of_halves(I v) { return _mm_srli_epi16(v, 15); }
+template <int N> ZC_FN I left_halves(I v) { return _mm_slli_epi16(v, N); }
+template <int N> ZC_FN I right_halves(I v) { return _mm_srli_epi16(v, N); }
 template <int N> ZC_FN I left(I v) { return _mm_slli_epi32(v, N); }
 template <int N> ZC_FN I right(I v) { return _mm_srli_epi32(v, N); }
 template <int N> ZC_FN I right_signed(I v) { return _mm_srai_epi32(v, N); }
@@ -85,5 +87,8 @@ template <int DISTANCE> ZC_FN F swapped(F v) {
 ZC_FN __m128i bytes_of(const I (&v)[4]) {
     return _mm_packs_epi16(_mm_packs_epi32(v[0], v[1]), _mm_packs_epi32(v[2], v[3]));
 }
+ZC_FN I mixed_bytes_of(const I (&v)[4]) { return bytes_of(v); }
+ZC_FN I in_order(I mixed) { return mixed; }
+ZC_FN I within_four_bits(I bytes) { return four_bits_of(bytes); }
 
 }  // namespace ZC_NS

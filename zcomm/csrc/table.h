@@ -28,14 +28,13 @@ struct Random {
 typedef void (*Widen)(const u8* in, i64 n, u8* out);
 // Writes n float32 values divided by divisor, NaN in its one form.
 typedef void (*Narrow)(const u8* in, i64 n, float divisor, u8* out);
-// Writes codes and scales of n values.
-typedef void (*Encode)(const u8* in, i64 n, i64 block, Random, u8* codes, u8* scales);
-// Writes the n values of one wire, NaN in its one form.
-typedef void (*Decode)(const u8* codes, const u8* scales, i64 n, i64 block, u8* out);
+// Writes codes and scales of n values; codes past the caches where streamed.
+typedef void (*Encode)(const u8* in, i64 n, i64 block, Random, bool streamed, u8* codes,
+                       u8* scales);
+// Writes the n values of one wire, NaN in its one form; past the caches where streamed.
+typedef void (*Decode)(const u8* codes, const u8* scales, i64 n, i64 block, bool streamed, u8* out);
 // Writes, or adds to, n float32 values: the sum of 1, 2 or 4 wires in ascending order.
 typedef void (*Sum)(const u8* const* codes, const u8* const* scales, i64 n, i64 block, u8* out);
-// Copies bytes past the caches.
-typedef void (*Stream)(const u8* in, i64 nbytes, u8* out);
 
 struct Table {
     Widen copy[DTYPES];         // same dtype, NaN in its one form
@@ -48,7 +47,6 @@ struct Table {
     Encode stochastic[DTYPES][INTEGERS];
     Decode decode[CODES][DTYPES];  // a finite value beyond float16 becomes its largest one
     Sum sum[FORMATS][2][3];        // [][adds to what is there][1, 2, 4 wires]
-    Stream stream;
 };
 
 }  // namespace zcomm
