@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -220,10 +220,10 @@ class CudaDevice:
         torch = _torch_with_cuda()
         return self._of_cupy() if torch is None else self._of_torch(torch)
 
-    def current(self, arrays: Sequence[object]) -> list[CudaStream]:
+    def current(self, kinds: Collection[type]) -> list[CudaStream]:
         """See :class:`zcomm.device.Device`: torch's stream for tensors, CuPy's for its arrays."""
         torch = _torch_with_cuda()
-        tensors = [torch is not None and isinstance(x, torch.Tensor) for x in arrays]
+        tensors = [torch is not None and issubclass(kind, torch.Tensor) for kind in kinds]
         streams = []
         if torch is not None and any(tensors):
             streams.append(self._of_torch(torch))

@@ -13,7 +13,7 @@ others. Memory is written and read in the order of the current stream, never at 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -137,8 +137,8 @@ class Device(Protocol):
     def here(self) -> DeviceStream:
         """Return the current stream of this thread."""
 
-    def current(self, arrays: Sequence[object]) -> Sequence[DeviceStream]:
-        """Return the streams on which the caller works with these arrays, as of now."""
+    def current(self, kinds: Collection[type]) -> Sequence[DeviceStream]:
+        """Return the streams on which the caller works with arrays of these types, as of now."""
 
     def lend(self, arrays: Sequence[object], stream: DeviceStream) -> Sequence[object]:
         """Tell the owners of memory that ``stream`` uses it, too.
@@ -182,7 +182,7 @@ def callers_stream(array: object, memory: Memory) -> AbstractContextManager[None
     if not isinstance(memory, DeviceMemory):
         return nullcontext()
     device = memory.device
-    return device.using(device.current([array])[0])
+    return device.using(device.current([type(array)])[0])
 
 
 def scratch(nbytes: int, like: Memory) -> Memory:
@@ -260,7 +260,8 @@ class Operation:
     def __init__(self, lane: Lane, arrays: Sequence[object]) -> None:
         self._lane = lane
         self._arrays = arrays
-        self._issued = [stream.record() for stream in lane.device.current(arrays)]
+        self._kinds = frozenset(map(type, arrays))
+        self._issued = [stream.record() for stream in lane.device.current(self._kinds)]
         self._finished: Event | None = None
 
     @contextmanager
@@ -276,9 +277,10 @@ class Operation:
             finally:
                 self._finished = lane.stream.record()
                 lane.hold(held, self._finished)
+                self._arrays = ()
 
     def join(self) -> None:
         """Let the caller's streams wait for the end of the operation; the host does not wait."""
         if self._finished is not None:
-            for stream in self._lane.device.current(self._arrays):
+            for stream in self._lane.device.current(self._kinds):
                 stream.wait(self._finished)

@@ -141,6 +141,7 @@ class Stream:
             if work.error is not None:
                 logger.error("asynchronous operation failed: %r", work.error)
                 self._failed.append(work)
+            del work  # its result may be large, and the next may be long in coming
             self._release()
 
     def _release(self) -> None:

@@ -182,7 +182,7 @@ class FakeDevice:
     def here(self):
         return getattr(self.thread, "stream", None) or self.callers()
 
-    def current(self, arrays):
+    def current(self, kinds):
         return [self.callers()]
 
     def lend(self, arrays, stream):
