@@ -47,6 +47,7 @@ def test_reference_is_the_definition(call):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @settings(max_examples=MANY)
 @given(calls())
 def test_reference_is_the_definition_on_many(call):
