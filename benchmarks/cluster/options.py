@@ -19,11 +19,12 @@ _RATE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SIZE = re.compile(r"(\d+)(k|m|)b?")
 _SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20}
 _GIGABIT = 10**9
+_MAX_PACKET_NBYTES = 2**16
 
 
 @dataclass(frozen=True)
 class Link:
-    """What every node's link is like, each way; a rate of None is as fast as the machine.
+    """What every node's link is like, each way; a rate of None, without burst, is the machine's.
 
     Args:
         rate: bits per second on the wire, headers included.
@@ -93,14 +94,17 @@ def link_for(
 ) -> Link:
     """Return the link of a rate, with what is not given chosen so that figures can be trusted.
 
-    For timing: the smallest burst at which the rate still holds, and packets that fit into it. For
-    what the processor limits: large packets, at the price of a credit.
+    For timing: the smallest burst at which the rate still holds. For what the processor limits: a
+    larger one, at the price of its credit. Packets are as large as fit into it twice.
     """
+    if bits is None:
+        return Link(None, 0, gso or _MAX_PACKET_NBYTES)
     if cpu_bound:
-        chosen, packet = (128 if (bits or 0) <= _GIGABIT else 512) * 2**10, 2**16
+        chosen = (128 if bits <= _GIGABIT else 512) * 2**10
     else:
-        chosen, packet = int(32 * 2**10 * max(1.0, (bits or 0) / _GIGABIT)), 2**14
-    return Link(bits, burst or chosen, gso or packet)
+        chosen = 32 * 2**10 * max(bits, _GIGABIT) // _GIGABIT
+    chosen = burst or chosen
+    return Link(bits, chosen, gso or min(_MAX_PACKET_NBYTES, chosen // 2))
 
 
 def _count(maximum: int) -> type:
@@ -130,7 +134,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--rate", type=rate, default="1gbit", help="of every link, each way (1gbit); or none")
     add("--burst", type=size_nbytes, help="what a link passes at once after idling (32kb)")
-    add("--gso", type=size_nbytes, help="the largest packet handed to a link (16384)")
+    add(
+        "--gso",
+        type=size_nbytes,
+        help="the largest packet handed to a link (half a burst, at most 65536)",
+    )
     add(
         "--cpu-bound",
         action="store_true",
@@ -156,6 +164,8 @@ def parse(arguments: list[str]) -> Options:
     given = build_parser().parse_args(arguments)
     if given.measure and given.nodes < 2:
         raise UsageError("--measure needs two nodes: there is nothing to send to")
+    if given.rate is None and (given.burst or given.cpu_bound):
+        raise UsageError("--rate none has no burst: leave out --burst and --cpu-bound")
     return Options(
         num_nodes=given.nodes,
         ranks_per_node=given.ranks_per_node,

@@ -35,7 +35,9 @@ def test_sizes(text, nbytes):
     [
         (10**9, False, 32 * 2**10, 2**14),
         (200_000_000, False, 32 * 2**10, 2**14),
-        (10**10, False, 320 * 2**10, 2**14),
+        (10**10, False, 320 * 2**10, 2**16),
+        (2 * 10**9, False, 64 * 2**10, 2**15),
+        (None, False, 0, 2**16),
         (10**9, True, 128 * 2**10, 2**16),
         (10**10, True, 512 * 2**10, 2**16),
     ],
@@ -43,7 +45,7 @@ def test_sizes(text, nbytes):
 def test_link_that_is_chosen(bits, cpu_bound, burst, packet):
     link = link_for(bits, cpu_bound=cpu_bound)
     assert (link.burst_nbytes, link.gso_nbytes) == (burst, packet)
-    assert link.credit_seconds() == pytest.approx(burst * 8 / bits)
+    assert link.credit_seconds() == pytest.approx(burst * 8 / bits if bits else 0)
     assert not link.cuts_packets()
 
 
@@ -67,6 +69,8 @@ def test_program_keeps_its_own_flags():
         ("--rate 1gb -- a", "'1gb' is no rate; write 200mbit, 1gbit or none"),
         ("--rate 0bit -- a", "'0bit'"),
         ("--burst 32q -- a", "'32q' is no size"),
+        ("--rate none --burst 32kb -- a", "--rate none has no burst"),
+        ("--rate none --cpu-bound -- a", "--rate none has no burst"),
         ("--nodes 1 --measure -- a", "two nodes"),
         ("--nodes 2", "program"),
     ],
