@@ -92,9 +92,10 @@ class Device(Protocol):
     def kernels(self) -> Any:
         """Return the codec kernels (:class:`zcomm.codecs.Kernels`) for memory of this device.
 
-        They have one function more: ``encode_batch(codec, x, dtype, messages)`` writes several
-        messages of one array, each a tuple (starts, lengths, out, seed), in as few launches as the
-        device allows.
+        They have two functions more, which take several messages of one array and need as few
+        launches as the device allows: ``encode_batch(codec, x, dtype, messages)``, each message a
+        tuple (starts, lengths, out, seed), and ``decode_batch(codec, messages, out, dtype)``, each
+        a tuple (wire, starts, lengths).
 
         Raises:
             CodecError: ``ZCOMM_CODEC_BACKEND`` asks for kernels that only read host memory.

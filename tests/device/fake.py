@@ -83,6 +83,11 @@ class FakeKernels:
         for starts, lengths, out, seed in messages:
             self._enqueue("encode", [x, out], codec, dtype, starts, lengths, seed)
 
+    def decode_batch(self, codec, messages, out, dtype):
+        self.device.launched.append("decode_batch")
+        for wire, starts, lengths in messages:
+            self._enqueue("decode", [wire, out], codec, starts, lengths, dtype)
+
     def decode(self, codec, wire, starts, lengths, out, dtype):
         self._launch("decode", [wire, out], codec, starts, lengths, dtype)
 

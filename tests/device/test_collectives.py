@@ -139,6 +139,9 @@ def test_the_encodes_of_a_hop_are_one_launch():
         launched = fake.mine().launched
         comm.reduce_scatter(full, codec="int8")
         assert launched == ["encode_batch", *["decode_reduce_encode"] * 2, "decode_reduce"]
+        launched.clear()
+        comm.all_gather(full, codec="int8")
+        assert launched == ["encode", "decode_batch"]
 
     on("2x2", program, min_numel=0)
 

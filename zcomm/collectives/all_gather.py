@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zcomm.arrays import Memory, View
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.wire import Place, pack, unpack
+from zcomm.collectives.wire import Place, Unpacking, pack, unpack, unpack_all
 from zcomm.device import copy
 from zcomm.plan import Hop, Plan, WireFormat
 from zcomm.seeds import Draws
@@ -127,9 +127,15 @@ def _decode(
     fulls: Sequence[View],
 ) -> None:
     with channel.clock.measure("decode"):
-        for shard in held:
-            chunk, at = slots.cargo((shard,)), 0
-            for layout, wire, full in zip(plan.layouts, hop.formats, fulls, strict=True):
-                nbytes = wire.wire_nbytes(layout.lengths(shard))
-                unpack(wire, chunk[at : at + nbytes], Place(full, *layout.table(shard)))
-                at += nbytes
+        unpack_all(_unpackings(plan, hop, slots, held, fulls))
+
+
+def _unpackings(
+    plan: Plan, hop: Hop, slots: _Slots, held: Sequence[int], fulls: Sequence[View]
+) -> Iterator[Unpacking]:
+    for shard in held:
+        chunk, at = slots.cargo((shard,)), 0
+        for layout, wire, full in zip(plan.layouts, hop.formats, fulls, strict=True):
+            nbytes = wire.wire_nbytes(layout.lengths(shard))
+            yield Unpacking(wire, chunk[at : at + nbytes], Place(full, *layout.table(shard)))
+            at += nbytes

@@ -115,6 +115,30 @@ def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
         kernels_of(view.memory).decode(codec, chunk, *place)
 
 
+@dataclass(frozen=True)
+class Unpacking:
+    """A chunk yet to be read: what :func:`unpack` is given."""
+
+    wire: WireFormat
+    chunk: Memory
+    target: Place
+
+
+def unpack_all(unpackings: Iterable[Unpacking]) -> None:
+    """Write the elements of several chunks; on a device all those of one array are one launch."""
+    batches: dict[tuple[Codec, int], list[Unpacking]] = {}
+    for one in unpackings:
+        codec = _encoder(one.wire, one.target.view)
+        if codec is None or not isinstance(one.chunk, DeviceMemory):
+            unpack(one.wire, one.chunk, one.target)
+        else:
+            batches.setdefault((codec, id(one.target.view)), []).append(one)
+    for (codec, _), batch in batches.items():
+        view = batch[0].target.view
+        messages = [(one.chunk, one.target.starts, one.target.lengths) for one in batch]
+        kernels_of(view.memory).decode_batch(codec, messages, view.memory, view.dtype)
+
+
 def reduce(wire: WireFormat, chunks: Sequence[Memory], target: Place, reduction: Reduction) -> None:
     """Combine wire chunks in the order given and write the result, divided, to ``target``."""
     view, divisor = target.view, reduction.divisor
