@@ -20,7 +20,6 @@ from benchmarks.codecs.cases import CASES, ENCODE_INT8, Case, Target
 from benchmarks.codecs.lines import write
 from benchmarks.codecs.options import Options
 from benchmarks.codecs.places import Call, Place, ones
-from zcomm.codecs import Kernels, kernels
 
 TargetOf = Callable[[Case], Target | None]
 
@@ -77,7 +76,6 @@ class Bench:
     """What is the same for all cases of a run."""
 
     place: Place
-    encoder: Kernels
     numel: int
     repeats: int
     target: TargetOf
@@ -86,10 +84,10 @@ class Bench:
     def measure(self, case: Case) -> Result:
         """Time a case, its copy and, if its target asks for it, the encoding to int8."""
         target = self.target(case)
-        prepared = prepare(case, self.place, self.numel, self.encoder)
+        prepared = prepare(case, self.place, self.numel, self.place)
         calls = [self.copy, prepared.call]
         if target and target.of_int8:
-            calls.append(prepare(ENCODE_INT8, self.place, self.numel, self.encoder).call)
+            calls.append(prepare(ENCODE_INT8, self.place, self.numel, self.place).call)
         copy, kernel, *int8 = self._rounds(calls)
         ratios = [
             prepared.nbytes / own / (8 * self.numel / other)
@@ -142,7 +140,7 @@ def run(place: Place, target: TargetOf, options: Options) -> int:
 def bench(place: Place, target: TargetOf, *, numel: int, repeats: int) -> Bench:
     """Return what measures cases of ``numel`` elements in one place."""
     source, copied = place.put(ones(4 * numel)), place.put(ones(4 * numel))
-    return Bench(place, kernels(), numel, repeats, target, place.copy(copied, source))
+    return Bench(place, numel, repeats, target, place.copy(copied, source))
 
 
 def _median_ratio(others: Sequence[float], own: Sequence[float]) -> float:
