@@ -23,7 +23,6 @@ _TOOLS = {
     "tc": "iproute2",
     "unshare": "util-linux",
     "nsenter": "util-linux",
-    "setpriv": "util-linux",
     "mount": "mount",
     "hostname": "hostname",
 }
@@ -73,11 +72,10 @@ def check(options: Options) -> None:
 
 
 def _run_room(arguments: list[str]) -> int:
-    # A session of its own, so that Ctrl-C arrives here only; pdeathsig for when nothing arrives.
-    program = [sys.executable, "-m", "benchmarks.cluster.room", *arguments]
+    # A session of its own, so that Ctrl-C arrives here only. The room ends when its input does.
     room = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *network.ALONE, *program],
-        stdin=subprocess.DEVNULL,
+        [*network.ALONE, sys.executable, "-m", "benchmarks.cluster.room", *arguments],
+        stdin=subprocess.PIPE,
         start_new_session=True,
     )
     try:
@@ -89,7 +87,8 @@ def _run_room(arguments: list[str]) -> int:
 
 def _end(room: subprocess.Popen[bytes]) -> None:
     """End the machine room and wait until all of its processes have ended."""
-    os.killpg(room.pid, signal.SIGTERM)
+    assert room.stdin is not None
+    room.stdin.close()
     try:
         room.wait(_GRACE_SECONDS)
     except subprocess.TimeoutExpired:

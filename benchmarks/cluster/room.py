@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 from benchmarks.cluster import link, network, start
@@ -21,8 +21,7 @@ from benchmarks.launch import UsageError
 
 def main(arguments: list[str]) -> int:
     """Run the cluster that the command line describes; return the exit code."""
-    # Process 1 of a namespace ignores signals that it does not handle. The kernel ends the rest.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    _end_with_the_driver()
     options = parse(arguments)
     try:
         nodes = network.build(options.num_nodes, options.link)
@@ -39,6 +38,20 @@ def main(arguments: list[str]) -> int:
     if options.counters:
         _report_counters(nodes, before)
     return code
+
+
+def _end_with_the_driver() -> None:
+    """Exit when the standard input ends, as it does however the driver ends; the kernel then ends
+    every other process here. What is started from here has no standard input.
+    """
+    leash = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+    def hold() -> None:
+        os.read(leash, 1)
+        os._exit(1)
+
+    threading.Thread(target=hold, daemon=True).start()
 
 
 def _say(line: str) -> None:
