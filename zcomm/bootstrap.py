@@ -73,6 +73,7 @@ def init(
     if hooked:
         exits.install(world)
     placement.check(device, transport)
+    check_seed(seed)
     control = _control(world)
     _configure_logging(control.rank)
     for name in environment.unknown():
@@ -106,6 +107,7 @@ def run_local(
     exception is raised.
     """
     found = topologies.flat(size) if topology is None else topologies.parse(topology, size)
+    check_seed(seed)
     hub = Hub(size)
     results: list[Any] = [None] * size
     errors: dict[int, BaseException] = {}
@@ -148,7 +150,7 @@ def _control(world: MPI.Intracomm) -> Transport:
 
 def _channel(moves: Transport, found: Topology, seed: int) -> Channel:
     ranks = tuple(range(moves.size))
-    counters = Traffic(), Clock(), BufferPool(), Calls(check_seed(seed), moves.rank)
+    counters = Traffic(), Clock(), BufferPool(), Calls(seed, moves.rank)
     return Channel(moves, ranks, moves.rank, found, *counters)
 
 
