@@ -1,7 +1,7 @@
 """A device that does not exist: work is enqueued, and done as late and as unordered as allowed.
 
-``FakeDevice`` stands for a GPU, ``FakeArray`` for a CUDA tensor. Its memory is host memory, its
-kernels are the NumPy reference. What makes it a test:
+``FakeDevice`` stands for a GPU, ``FakeArray`` for a CUDA tensor. Its memory is host memory; its
+kernels are the NumPy reference, or the CUDA kernels under the emulator. What makes it a test:
 
 - Nothing runs until a host waits, and then only what that wait needs: a stream that does not wait
   for an event reads what is not yet there.
@@ -20,11 +20,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from zcomm import kinds
-from zcomm.codecs import reference
+from zcomm.codecs import cuda, reference
 from zcomm.device import DeviceMemory
 
 ARENA_NBYTES = 1 << 25
-BASE = 1 << 40  # no address of the host
 ALIGNMENT = 512
 NUMBERS = itertools.count()
 
@@ -64,7 +63,7 @@ class Block:
         self.device = device
         self.start = start
         self.streams = set()
-        self.memory = DeviceMemory(BASE + start, nbytes, device, self)
+        self.memory = DeviceMemory(device.base + start, nbytes, device, self)
         weakref.finalize(self, device.free, start, nbytes, stream, self.streams)
         self.memory.owner = None  # no cycle: arrays hold the block
 
@@ -130,16 +129,18 @@ class FakeDevice:
 
     num_multiprocessors = 4
 
-    def __init__(self, *, records=True, kernels=None):
+    def __init__(self, *, records=True, emulator=None):
         self.name = f"fake:{next(NUMBERS)}"
         self.records = records
         self.bytes = np.empty(ARENA_NBYTES, np.uint8)  # pages exist once they are touched
+        self.base = self.bytes.ctypes.data
         self.lock = threading.RLock()
         self.thread = threading.local()
         self.default = FakeStream(self)
         self.launched = []
         self.synchronized = 0
-        self._kernels = kernels or FakeKernels(self)
+        self._emulator = emulator
+        self._kernels = FakeKernels(self)
         self._end = 0
         self._idle = {}  # (stream or "pinned", nbytes): starts of free blocks
         self._limbo = []  # (events, key, start): freed, but streams that were named use them
@@ -147,10 +148,12 @@ class FakeDevice:
     # What zcomm asks for.
 
     def kernels(self):
-        return self._kernels
+        return self._kernels if self._emulator is None else cuda
 
     def launch(self, kernel, grid, threads, arguments):
-        raise NotImplementedError("kernels of the fake are the reference")
+        given = tuple(argument.copy() for argument in arguments)
+        self.launched.append(kernel)
+        self.enqueue(lambda: self._emulator.launch(kernel, grid, threads, given))
 
     def empty(self, nbytes):
         block = self.block(nbytes)
@@ -246,14 +249,14 @@ class FakeDevice:
             return start
 
     def at(self, pointer, size):
-        start = pointer - BASE
+        start = pointer - self.base
         return self.bytes[start : start + size]
 
     def _start(self, memory):
         if isinstance(memory, DeviceMemory):
             assert memory.device is self
-            return memory.pointer - BASE
-        start = memory.ctypes.data - self.bytes.ctypes.data
+            return memory.pointer - self.base
+        start = memory.ctypes.data - self.base
         assert 0 <= start < ARENA_NBYTES, "host memory that is not pinned"
         return start
 
@@ -321,7 +324,7 @@ class FakeArray:
 
 def place(device, pointer, like):
     dtype = np.dtype("uint16" if like.dtype == "bfloat16" else like.dtype)
-    memory = device.bytes[pointer - BASE :]
+    memory = device.bytes[pointer - device.base :]
     usable = memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
     strides = [step * dtype.itemsize for step in like.strides]
     return np.lib.stride_tricks.as_strided(usable, like.shape, strides)
@@ -401,12 +404,14 @@ def as_fake(stored, dtype, device=None):
 
 
 _MINE = threading.local()
+EMULATOR = {}
+"""What launches the kernels of the devices that ``mine`` makes; empty: the reference."""
 
 
 def mine():
     """Return the device of the rank that this thread is."""
     if not hasattr(_MINE, "device"):
-        _MINE.device = FakeDevice(records=next(NUMBERS) % 2 == 0)
+        _MINE.device = FakeDevice(records=next(NUMBERS) % 2 == 0, emulator=EMULATOR.get("of all"))
     return _MINE.device
 
 

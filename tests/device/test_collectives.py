@@ -11,6 +11,7 @@ import torch
 from tests.collectives import checks, oracle
 from tests.collectives.dtypes import as_array, assert_bits, drawn, filled, store, stored_in
 from tests.collectives.worlds import algorithms, on, wire
+from tests.cuda import emulator as emulated
 from tests.device import fake
 from zcomm import Codec
 from zcomm.layout import Layout, Segment
@@ -79,6 +80,14 @@ def test_lists_and_wide_outputs(world):
     on(world, program)
 
 
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    """The CUDA kernels, compiled for the CPU."""
+    if emulated.why_not:
+        pytest.skip(emulated.why_not)
+    return emulated.EmulatedDevice(emulated.build(tmp_path_factory.mktemp("emulator")))
+
+
 def results(comm, kind, dtype, codec, algorithm, async_op):
     """Return the bits of every quantised operation, on arrays of a kind."""
     numel = 700
@@ -107,6 +116,26 @@ def test_quantised_bits_are_those_of_the_host_path(world, codec):
         host = "torch" if dtype == "bfloat16" else "numpy"
         expected = on(world, lambda c, d=dtype, h=host: program(c, h, d), min_numel=0)
         found = on(world, lambda c, d=dtype: program(c, "fake", d, True), min_numel=0)
+        assert found == expected
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_cuda_kernels_give_those_bits_too(emulator, monkeypatch, codec):
+    """Kernels from their source, enqueued and run late; launches are what ``zcomm.codecs.cuda``
+    makes of a call."""
+    monkeypatch.setitem(fake.EMULATOR, "of all", emulator)
+    for dtype in ("float32", "bfloat16", "float16"):
+        host = "torch" if dtype == "bfloat16" else "numpy"
+        expected = on(
+            "2x2",
+            lambda c, d=dtype, h=host: results(c, h, d, codec, "hierarchical", False),
+            min_numel=0,
+        )
+        found = on(
+            "2x2",
+            lambda c, d=dtype: results(c, "fake", d, codec, "hierarchical", True),
+            min_numel=0,
+        )
         assert found == expected
 
 
