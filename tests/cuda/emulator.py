@@ -32,6 +32,9 @@ FLAGS = (
     "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
 )  # fmt: skip
 
+LIBC = ctypes.CDLL(None)
+LIBC.malloc.restype = ctypes.c_void_p
+
 why_not = None if shutil.which("g++") else "the emulator of CUDA needs g++"
 
 
@@ -43,6 +46,17 @@ def build(folder, sanitizer=None, sources=SOURCES):
     command = ["g++", *FLAGS, *SANITIZERS[sanitizer], f"-I{sources}", f'-DKERNELS="{names}"']
     subprocess.run([*command, "-x", "c++", HERE / "emulator.cpp", "-o", library], check=True)
     return library
+
+
+class Block:
+    """An allocation exactly as long as asked for, at a multiple of 16, full of garbage."""
+
+    def __init__(self, nbytes):
+        self.pointer = LIBC.malloc(ctypes.c_size_t(nbytes)) or 0
+        ctypes.memset(self.pointer, 0xCD, nbytes)
+
+    def __del__(self):
+        LIBC.free(ctypes.c_void_p(self.pointer))
 
 
 class Done:
@@ -94,18 +108,15 @@ class EmulatedDevice:
         assert sizes == self.parameter_nbytes(kernel), (kernel, sizes)
         self.launches.append(kernel)
         memories = [
-            ctypes.create_string_buffer(bytes(argument.data), argument.nbytes)
+            ctypes.create_string_buffer(argument.tobytes(), argument.nbytes)
             for argument in arguments
         ]
         addresses = (ctypes.c_void_p * len(memories))(*map(ctypes.addressof, memories))
         self._library.emulator_launch(kernel.encode(), grid, threads, addresses)
 
     def empty(self, nbytes):
-        return self.wrap(np.full(nbytes, 0xCD, np.uint8))
-
-    def wrap(self, memory):
-        """Device memory that is a NumPy array's."""
-        return DeviceMemory(memory.ctypes.data, memory.nbytes, self, memory)
+        block = Block(nbytes)
+        return DeviceMemory(block.pointer, nbytes, self, block)
 
     def pinned(self, nbytes):
         return np.full(nbytes, 0xCD, np.uint8)
@@ -124,7 +135,7 @@ class EmulatedDevice:
     def using(self, stream) -> Iterator[None]:
         yield
 
-    def current(self, arrays):
+    def current(self, kinds):
         return [EmulatedStream()]
 
     def lend(self, arrays, stream):

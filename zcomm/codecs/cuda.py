@@ -281,7 +281,7 @@ def _launch(device: Device, kernel: str, rows: Rows, *arguments: Any) -> None:
         of_launch = np.zeros((), _LISTS[rows.dtype])
         of_launch["row"][: len(some)] = some
         of_launch["count"] = len(some)
-        device.launch(kernel, grid, THREADS, (of_launch[()], *arguments))
+        device.launch(kernel, grid, THREADS, (of_launch, *arguments))
 
 
 def _share_grid(rows: Rows, most: int) -> int:
@@ -323,7 +323,7 @@ def _sums(device: Device, lengths: Lengths) -> tuple[DeviceMemory, Addresses]:
     """Return new memory for float32 sums, and where those of each segment start, aligned."""
     nbytes = -(-lengths * ITEMSIZE["float32"] // WHOLE) * WHOLE
     ends = np.cumsum(nbytes)
-    memory = device.empty(int(ends[-1]) + WHOLE)
+    memory = device.empty(int(nbytes.sum()) + WHOLE)
     first = -(-memory.pointer // WHOLE) * WHOLE
     return memory, (ends - nbytes).astype(np.uint64) + np.uint64(first)
 
@@ -332,14 +332,14 @@ def _wires(wires: Sequence[DeviceMemory]) -> Any:
     result = np.zeros((), WIRES)
     result["address"][: len(wires)] = [wire.pointer for wire in wires]
     result["count"] = len(wires)
-    return result[()]
+    return result
 
 
 def _at_zero() -> Any:
     """Return the one wire of rows whose addresses are absolute."""
     result = np.zeros((), WIRES)
     result["count"] = 1
-    return result[()]
+    return result
 
 
 def _options(
@@ -360,7 +360,7 @@ def _options(
         result["log_block"] = codec.block.bit_length() - 1
         result["stochastic"] = codec.rounding == "stochastic"
         result["transformed"] = codec.transform == "hadamard"
-    return result[()]
+    return result
 
 
 def _complaint(device: Device) -> npt.NDArray[np.uint32]:

@@ -81,21 +81,19 @@ ZC_FN float quotient(float a, float b) {
     asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
     return r;
 }
-// sum + a * b, where a * b is exact: one rounding then gives the bits of two.
-ZC_FN float add_exact_product(float sum, float a, float b) {
+// a * b + c with one rounding: the bits of two where a * b is exact.
+ZC_FN float fused(float a, float b, float c) {
     float r;
-    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(sum));
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
     return r;
 }
 // 1 / scale, correctly rounded for every bfloat16 of 2^-100 and more: one Newton step from an
 // approximation good to 1 ulp (all 128 significands and every start within 4 ulp were checked).
 // Neither scale nor result is subnormal, so that the flush of the approximation cannot matter.
 ZC_FN float inverse_of(float scale) {
-    float r, error;
+    float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(scale));
-    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(error) : "f"(flt(bits(scale) ^ SIGN)), "f"(r), "f"(1.0f));
-    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(error), "f"(r), "f"(r));
-    return r;
+    return fused(fused(flt(bits(scale) ^ SIGN), r, 1.0f), r, r);
 }
 #else
 ZC_FN u32 bits(float value) {
@@ -113,7 +111,7 @@ ZC_FN float add(float a, float b) { return a + b; }
 ZC_FN float sub(float a, float b) { return a - b; }
 ZC_FN float mul(float a, float b) { return a * b; }
 ZC_FN float quotient(float a, float b) { return a / b; }
-ZC_FN float add_exact_product(float sum, float a, float b) { return sum + a * b; }
+ZC_FN float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 ZC_FN float inverse_of(float scale) { return 1.0f / scale; }
 #endif
 

@@ -272,8 +272,13 @@ ZC_FN void encode_row(const Share<Row>& share, const Options& options, float* st
 
 ZC_FN constexpr int log2_of(int power) { return power < 2 ? 0 : 1 + log2_of(power / 2); }
 
+// Blocks that a multiprocessor has room for: more hide the latency of memory, fewer spill nothing.
+ZC_FN constexpr int resident_blocks(int block, Rounding rounding, bool transform) {
+    return block == 0 ? 2 : rounding == STOCHASTIC ? 3 : transform ? 5 : 6;
+}
+
 template <class T, Code C, int BLOCK, Rounding R, bool TRANSFORM>
-__global__ void __launch_bounds__(MAX_THREADS)
+__global__ void __launch_bounds__(MAX_THREADS, resident_blocks(BLOCK, R, TRANSFORM))
     encode(const __grid_constant__ Rows rows, const __grid_constant__ Options options) {
     ZC_SHARED(float, staged, BLOCK ? BLOCK : LARGEST_BLOCK);
     Share<Row> share = share_of(rows);
@@ -313,7 +318,7 @@ ZC_FN void add_codes(float (&sums)[V], const Raw<V>& raw, float scale, bool high
 #pragma unroll
     for (int i = 0; i < V; ++i) {
         float code = code_value<C>(raw.word, i, high);
-        sums[i] = EXACT ? add_exact_product(sums[i], code, scale) : add(sums[i], mul(code, scale));
+        sums[i] = EXACT ? fused(code, scale, sums[i]) : add(sums[i], mul(code, scale));
     }
 }
 
@@ -418,7 +423,7 @@ template <class T, Code C, bool TRANSFORM, bool SINGLE, bool ALIGNED>
 ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
                       const Options& options) {
     const int V = 16 / sizeof(T), VECTORS = 16 / V, PARTS = C == INT4 ? 2 : 1;
-    const int BATCH = SINGLE ? 1 : 4;
+    const int BATCH = SINGLE || TRANSFORM ? 1 : 4;
     const Row& row = share.row;
     const int log_block = options.log_block, block = 1 << log_block;
     const int log_nbytes = C == INT4 ? log_block - 1 : log_block;
@@ -439,13 +444,14 @@ ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
             for (int p = 0; p < PARTS; ++p)
                 begin(sums[v][p], row.carry ? row.carry + 4 * (element[v] + p * block / 2) : 0);
         }
+#pragma unroll 1
         for (int w = 0; w < source.count(); w += BATCH) {
             Raw<V> raw[BATCH][VECTORS];
             u32 stored[BATCH][VECTORS];
             bool exact = true;
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
-                if (w + i >= source.count()) continue;
+                if (BATCH > 1 && w + i >= source.count()) continue;
 #pragma unroll
                 for (int v = 0; v < VECTORS; ++v) {
                     u64 wire = source[w + i];
@@ -457,7 +463,7 @@ ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
             }
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
-                if (w + i >= source.count()) continue;
+                if (BATCH > 1 && w + i >= source.count()) continue;
 #pragma unroll
                 for (int v = 0; v < VECTORS; ++v) {
                     float scale = decoding_scale(u16(stored[i][v]));
@@ -508,7 +514,7 @@ ZC_FN void decode_rows(const Rows& rows, const Source<SINGLE>& source, const Opt
 }
 
 template <class T, Code C, bool TRANSFORM>
-__global__ void __launch_bounds__(MAX_THREADS)
+__global__ void __launch_bounds__(MAX_THREADS, 2)
     decode(const __grid_constant__ Rows rows, const __grid_constant__ Options options) {
     decode_rows<T, C, TRANSFORM>(rows, Source<true>{}, options);
 }
@@ -526,7 +532,7 @@ template <Code IN, Code OUT, int BLOCK, Rounding R, bool TRANSFORM_IN, bool TRAN
 ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
                     const Options& options, float* staged) {
     const int V = 16, HALF = BLOCK / 2, LANES = BLOCK / (2 * V), PIECES = IN == INT4 ? 1 : 2;
-    const int BATCH = 4 / PIECES, LOG_BLOCK = log2_of(BLOCK);
+    const int BATCH = TRANSFORM_IN ? 1 : 4 / PIECES, LOG_BLOCK = log2_of(BLOCK);
     const bool stochastic = R == STOCHASTIC;
     const PassedRow& row = share.row;
     i64 num_full = row.numel >> LOG_BLOCK;
@@ -539,13 +545,14 @@ ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
         float low[V], high[V];
         begin(low, 0);
         begin(high, 0);
+#pragma unroll 1
         for (int w = 0; w < source.count(); w += BATCH) {
             Raw<V> raw[BATCH][PIECES];
             u32 stored[BATCH][PIECES];
             bool exact = true;
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
-                if (w + i >= source.count()) continue;
+                if (BATCH > 1 && w + i >= source.count()) continue;
 #pragma unroll
                 for (int p = 0; p < PIECES; ++p) {
                     i64 code = IN == INT4 ? which * HALF + j : which * BLOCK + p * HALF + j;
@@ -558,7 +565,7 @@ ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
             }
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
-                if (w + i >= source.count()) continue;
+                if (BATCH > 1 && w + i >= source.count()) continue;
                 float scale = decoding_scale(u16(stored[i][0]));
                 float other = decoding_scale(u16(stored[i][PIECES - 1]));
                 if constexpr (TRANSFORM_IN && IN == INT4) {
@@ -650,6 +657,7 @@ ZC_FN void cast_row(const Share<Row>& share, const Wires& wires, const Options& 
             at[v] = inside[v] ? at[v] * V : 0;
             begin(sums[v], row.carry ? row.carry + 4 * at[v] : 0);
         }
+#pragma unroll 1
         for (int w = 0; w < wires.count; w += BATCH) {
             Raw<V * int(sizeof(W))> raw[BATCH][VECTORS];
 #pragma unroll
@@ -689,7 +697,7 @@ ZC_FN void cast_row(const Share<Row>& share, const Wires& wires, const Options& 
 
 // Sums of elements of W as elements of T; with one wire a conversion.
 template <class W, class T>
-__global__ void __launch_bounds__(MAX_THREADS)
+__global__ void __launch_bounds__(MAX_THREADS, 2)
     reduce_casts(const __grid_constant__ Rows rows, const __grid_constant__ Wires wires,
                  const __grid_constant__ Options options) {
     Share<Row> share = share_of(rows);
