@@ -189,7 +189,10 @@ class CupyKind:
 
     def contiguous(self, x: Any) -> Any:
         """See :class:`ArrayKind`."""
-        return x if x.flags.c_contiguous else sys.modules["cupy"].ascontiguousarray(x)
+        if x.flags.c_contiguous:
+            return x
+        with x.device:
+            return sys.modules["cupy"].ascontiguousarray(x)
 
     def flat(self, x: Any) -> Any:
         """See :class:`ArrayKind`."""

@@ -11,7 +11,6 @@ import torch
 from tests.collectives import checks, oracle
 from tests.collectives.dtypes import as_array, assert_bits, drawn, filled, store, stored_in
 from tests.collectives.worlds import algorithms, on, wire
-from tests.cuda import emulator as emulated
 from tests.device import fake
 from zcomm import Codec
 from zcomm.layout import Layout, Segment
@@ -78,14 +77,6 @@ def test_lists_and_wide_outputs(world):
             checks.every_algorithm(comm, checks.wide_outputs, dtype, "fake")
 
     on(world, program)
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory):
-    """The CUDA kernels, compiled for the CPU."""
-    if emulated.why_not:
-        pytest.skip(emulated.why_not)
-    return emulated.EmulatedDevice(emulated.build(tmp_path_factory.mktemp("emulator")))
 
 
 def results(comm, kind, dtype, codec, algorithm, async_op):
