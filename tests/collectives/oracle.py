@@ -97,8 +97,10 @@ class Quantised:
         self.bound = np.zeros(chunks[0].size)
         terms = np.zeros(chunks[0].size)
         values = {(rank,): (chunk, dtype) for rank, chunk in enumerate(chunks)}
+        roundings = 2  # the division, and what second order terms add
         for number, groups in meetings(topology):
             merged = {}
+            roundings += max(len(group) for group in groups) - 1
             for group in groups:
                 decoded = []
                 for part in group:
@@ -117,7 +119,7 @@ class Quantised:
         out_dtype = out_dtype or dtype
         self.stored = store(mean, out_dtype)
         self.exact = sum(exact(chunk, dtype) for chunk in chunks) / divisor
-        self.bound += 2.0**-23 * terms + rounding_bound(mean, out_dtype)
+        self.bound += roundings * 2.0**-24 * terms + rounding_bound(mean, out_dtype)
 
 
 def _through(codec, stored, held, dtype, lengths):
