@@ -5,6 +5,7 @@ A *stored* array is NumPy memory with the bits of a dtype: float16 as itself, bf
 """
 
 import functools
+import sys
 import threading
 
 import numpy as np
@@ -25,7 +26,7 @@ KINDS.remove(("numpy", "bfloat16"))
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "complex64": 8}
 ITEMSIZE |= {"int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1, "complex128": 16}
 
-ARRAYS = {"numpy": np.ndarray, "torch": torch.Tensor, "fake": FakeArray}
+ARRAYS = {"numpy": np.ndarray, "torch": torch.Tensor, "fake": FakeArray, "cuda": torch.Tensor}
 
 CANONICAL_NAN = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}
 
@@ -63,9 +64,13 @@ def exact(stored, dtype):
 
 
 def as_array(stored, dtype, kind):
-    """Return a new array of a kind ("numpy", "torch", "fake") with these bits."""
+    """Return a new array of a kind ("numpy", "torch", "fake", "cuda", "cupy") with these bits."""
     if kind == "numpy":
         return stored.copy()
+    if kind == "cuda":
+        return as_array(stored, dtype, "torch").cuda()
+    if kind == "cupy":
+        return sys.modules["cupy"].asarray(stored)
     if kind == "fake":
         return as_fake(stored, dtype)
     if dtype == "bfloat16":
@@ -79,8 +84,10 @@ def stored_in(array):
         return array, array.dtype.name
     if isinstance(array, FakeArray):
         return array.numpy(), array.dtype
+    if not isinstance(array, torch.Tensor):
+        return array.get(), array.dtype.name  # CuPy
     name = str(array.dtype).removeprefix("torch.")
-    array = array.detach().contiguous()
+    array = array.detach().contiguous().cpu()
     if name == "bfloat16":
         return array.view(torch.int16).numpy().view(np.uint16), name
     return array.numpy(), name
@@ -94,7 +101,8 @@ def filled(shape, dtype, kind, value=0):
 def assert_bits(array, expected, dtype, kind=None):
     """Compare an array with a stored one: kind, dtype, shape and every bit."""
     if kind is not None:
-        assert isinstance(array, ARRAYS[kind])
+        assert isinstance(array, ARRAYS[kind] if kind in ARRAYS else sys.modules["cupy"].ndarray)
+        assert kind != "cuda" or array.is_cuda
     found, name = stored_in(array)
     assert name == dtype
     assert found.shape == expected.shape

@@ -9,5 +9,5 @@ __all__ = ["emulator", "library"]
 
 
 @pytest.fixture
-def emulator(library):  # noqa: F811
+def emulator(library):
     return EmulatedDevice(library)
