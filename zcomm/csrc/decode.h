@@ -120,11 +120,31 @@ void sum_codes(const u8* const* all_codes, const u8* const* all_scales, i64 n, i
     }
 }
 
+#if defined(__AVX512F__)
+// Decodes int4 to 16-bit values, which one lookup finds, rounded; returns how many bytes were read.
+template <class T, bool STREAMED>
+ZC_FN i64 decode_by_table(const u8* codes, float scale, i64 n, u8* out) {
+    H values = rounded_halves<T, true>(nibble_factor(scale));
+    i64 half = num_code_bytes<INT4>(n), i = 0;
+    for (; i + 32 <= n / 2; i += 32) {
+        I low, high;
+        look_up(values, codes + i, low, high);
+        store_bits<STREAMED>(out + 2 * i, low);
+        store_bits<STREAMED>(out + 2 * (half + i), high);
+    }
+    return i;
+}
+#endif
+
 template <Code C, class T, bool STREAMED>
 ZC_FN void decode_block(const u8* codes, float scale, i64 n, u8* __restrict out) {
     i64 half = num_code_bytes<C>(n), i = 0;
 #if ZC_SIMD
     if constexpr (IN_VECTORS<T>) {
+#if defined(__AVX512F__)
+        if constexpr (C == INT4 && sizeof(T) == 2)
+            i = decode_by_table<T, STREAMED>(codes, scale, n, out);
+#endif
         F factor = factor_of<C>(scale);
         for (; i + LANES <= (C == INT4 ? n / 2 : n); i += LANES) {
             I bytes = load_bytes(codes + i);
@@ -156,8 +176,8 @@ ZC_FN void decode_loop(const u8* codes, const u8* scales, i64 n, i64 block, u8* 
 // streamed: whether values may go past the caches.
 template <Code C, class T>
 void decode(const u8* codes, const u8* scales, i64 n, i64 block, bool streamed, u8* out) {
-    if (sizeof(T) == 4 && streamed && reinterpret_cast<u64>(out) % 16 == 0)
-        decode_loop<C, T, sizeof(T) == 4>(codes, scales, n, block, out);
+    if (streamed && reinterpret_cast<u64>(out) % 16 == 0)
+        decode_loop<C, T, true>(codes, scales, n, block, out);
     else decode_loop<C, T, false>(codes, scales, n, block, out);
 }
 

@@ -67,27 +67,33 @@ template <class T> ZC_FN F lanes(const u8* in, i64 i) {
 #endif
 }
 
-ZC_FN void store_bits(u8* out, I v, bool streamed) {
-    if (streamed) stream_patterns(out, v);
+// STREAMED: past the caches; out is then a multiple of 16.
+template <bool STREAMED> ZC_FN void store_bits(u8* out, I v) {
+    if (STREAMED) stream_patterns(out, v);
     else store_patterns(out, v);
 }
 
-// STREAMED, past the caches, is for float only.
-template <class T, bool SATURATE, bool STREAMED = false>
-ZC_FN void store_rounded(u8* out, i64 i, F v) {
-    if constexpr (sizeof(T) == 4) {
-        store_bits(out + 4 * i, where_nan(v, splat(u32(NAN_F32)), bits(v)), STREAMED);
-    } else if constexpr (__is_same(T, bf16)) {
+// from_float in 16 bits.
+template <class T, bool SATURATE> ZC_FN H rounded_halves(F v) {
+    if constexpr (__is_same(T, bf16)) {
         I odd = both(right<16>(bits(v)), splat(1u));
         I rounded = right<16>(add(add(bits(v), splat(0x7FFFu)), odd));
-        store_halves(out + 2 * i, where_nan(v, splat(u32(NAN_BF16)), rounded));
+        return halves_of(where_nan(v, splat(u32(NAN_BF16)), rounded));
     }
 #if defined(__F16C__)
     else {
         F bounded = SATURATE ? within_fp16(v) : v;  // the one NaN of float32 becomes that of float16
-        store_fp16(out + 2 * i, flt(where_nan(v, splat(u32(NAN_F32)), bits(bounded))));
+        return fp16_of(flt(where_nan(v, splat(u32(NAN_F32)), bits(bounded))));
     }
 #endif
+}
+
+template <class T, bool SATURATE, bool STREAMED = false>
+ZC_FN void store_rounded(u8* out, i64 i, F v) {
+    if constexpr (sizeof(T) == 4)
+        store_bits<STREAMED>(out + 4 * i, where_nan(v, splat(u32(NAN_F32)), bits(v)));
+    else if (STREAMED) stream_halves(out + 2 * i, rounded_halves<T, SATURATE>(v));
+    else store_halves(out + 2 * i, rounded_halves<T, SATURATE>(v));
 }
 #endif
 

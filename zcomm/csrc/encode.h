@@ -90,7 +90,7 @@ ZC_FN void quantise8(const u8* __restrict in, i64 n, const Scale& scale, const u
         I live = splat(scale.live * 0x01010101u), quad[4], sixteen[SIXTEEN];
         for (; i + QUAD <= n; i += QUAD) {
             codes_at<T, C, R>(in, i, by, drawn, quad);
-            store_bits(out + i, both(in_order(mixed_bytes_of(quad)), live), STREAMED);
+            store_bits<STREAMED>(out + i, both(in_order(mixed_bytes_of(quad)), live));
         }
         for (; i + 16 <= n; i += 16) {
             codes_at<T, C, R>(in, i, by, drawn, sixteen);
@@ -117,7 +117,7 @@ ZC_FN void quantise4(const u8* __restrict in, i64 n, const Scale& scale, const u
             codes_at<T, INT4, R>(in, half + i, by, drawn, high);
             I packed = nibbles(within_four_bits(mixed_bytes_of(low)),
                                within_four_bits(mixed_bytes_of(high)));
-            store_bits(out + i, both(in_order(packed), live), STREAMED);
+            store_bits<STREAMED>(out + i, both(in_order(packed), live));
         }
         I first[SIXTEEN], second[SIXTEEN];
         for (; i + 16 <= n / 2; i += 16) {

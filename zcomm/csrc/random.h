@@ -6,47 +6,75 @@
 namespace ZC_NS {
 namespace {
 
-#if ZC_SIMD
-// What philox gives for the counters from a multiple of 2 * LANES / 4 on, word after word.
-ZC_FN void philox_lanes(u64 counter, u64 seed, I (&words)[2]) {
-    I a = either(splat_wide(u32(counter)), wide_counters()), b = splat_wide(counter >> 32);
-    I c = splat(0u), d = splat(0u);
-    u32 key = u32(seed), other_key = u32(seed >> 32);
-    for (int round = 0; round < 10; ++round) {  // in 64-bit lanes, of which the low words matter
-        I of_a = wide_product(a, splat(0xD2511F53u)), of_c = wide_product(c, splat(0xCD9E8D57u));
-        a = differing(differing(high_words(of_c), b), splat(key));
-        c = differing(differing(high_words(of_a), d), splat(other_key));
-        b = of_c;
-        d = of_a;
-        key += 0x9E3779B9u;
-        other_key += 0xBB67AE85u;
+// The keys of the rounds.
+struct Keys {
+    u32 of_a[10], of_c[10];
+};
+
+ZC_FN Keys keys_of(u64 seed) {
+    Keys keys;
+    for (u32 round = 0; round < 10; ++round) {
+        keys.of_a[round] = u32(seed) + round * 0x9E3779B9u;
+        keys.of_c[round] = u32(seed >> 32) + round * 0xBB67AE85u;
     }
-    I first = low_words(a, b), second = low_words(c, d);
-    words[0] = low_pairs(first, second);
-    words[1] = high_pairs(first, second);
+    return keys;
+}
+
+#if ZC_SIMD
+// What philox gives for the counters from a multiple of CHAINS * LANES / 2 on, word after word,
+// CHAINS runs side by side: one alone waits for its multiplications.
+template <int CHAINS>
+ZC_FN void philox_lanes(u64 counter, const Keys& keys, I (&words)[2 * CHAINS]) {
+    I a[CHAINS], b[CHAINS], c[CHAINS], d[CHAINS];  // in 64-bit lanes, of which the low words matter
+    for (int k = 0; k < CHAINS; ++k) {
+        a[k] = add(splat_wide(u32(counter) + k * LANES / 2), wide_counters());
+        b[k] = splat_wide(counter >> 32);
+        c[k] = d[k] = splat(0u);
+    }
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round)
+        for (int k = 0; k < CHAINS; ++k) {
+            I of_a = wide_product(a[k], splat(0xD2511F53u));
+            I of_c = wide_product(c[k], splat(0xCD9E8D57u));
+            a[k] = differing(differing(high_words(of_c), b[k]), splat(keys.of_a[round]));
+            c[k] = differing(differing(high_words(of_a), d[k]), splat(keys.of_c[round]));
+            b[k] = of_c;
+            d[k] = of_a;
+        }
+    for (int k = 0; k < CHAINS; ++k) {
+        I first = low_words(a[k], b[k]), second = low_words(c[k], d[k]);
+        words[2 * k] = low_pairs(first, second);
+        words[2 * k + 1] = high_pairs(first, second);
+    }
 }
 #endif
 
-// Writes a number within (0, 1) for each of n elements and up to the next multiple of 32. The first
-// element's number in its segment is a multiple of 32.
-void draw(Random random, i64 n, u8* out) {
-    for (i64 i = 0; i < n; i += 32)
+// Writes a number within (0, 1) for each of n elements and up to the next multiple of DRAWN. The
+// first element's number in its segment is a multiple of DRAWN.
 #if ZC_SIMD
-        for (i64 k = i; k < i + 32; k += 2 * LANES) {
-            I words[2];
-            philox_lanes((random.first + k) / 4, random.seed, words);
-            for (int half = 0; half < 2; ++half) {
-                I pattern = either(right<9>(words[half]), splat(bits(1.0f)));
-                store_lanes(out + 4 * (k + half * LANES), flt(pattern) - splat(flt(0x3F7FFFFFu)));
-            }
+const int CHAINS = LANES / 4, DRAWN = CHAINS * 2 * LANES;
+
+void draw(Random random, i64 n, u8* out) {
+    const Keys keys = keys_of(random.seed);
+    for (i64 i = 0; i < n; i += DRAWN) {
+        I words[2 * CHAINS];
+        philox_lanes<CHAINS>((random.first + i) / 4, keys, words);
+        for (int k = 0; k < 2 * CHAINS; ++k) {
+            I pattern = either(right<9>(words[k]), splat(bits(1.0f)));
+            store_lanes(out + 4 * (i + k * LANES), flt(pattern) - splat(flt(0x3F7FFFFFu)));
         }
-#else
-        for (i64 k = i; k < i + 32; k += 4) {
-            Words drawn = philox((random.first + k) / 4, random.seed);
-            for (int j = 0; j < 4; ++j) store(out, k + j, drawn_from(drawn.word[j]));
-        }
-#endif
+    }
 }
+#else
+const int DRAWN = 4;
+
+void draw(Random random, i64 n, u8* out) {
+    for (i64 i = 0; i < n; i += DRAWN) {
+        Words drawn = philox((random.first + i) / 4, random.seed);
+        for (int j = 0; j < DRAWN; ++j) store(out, i + j, drawn_from(drawn.word[j]));
+    }
+}
+#endif
 
 }  // namespace
 }  // namespace ZC_NS

@@ -1,12 +1,13 @@
 // LANES elements at a time, in the vectors of the instruction set that this copy is compiled for.
 //
-// F holds LANES float32, I as many 32-bit patterns. Results have the bits of their scalar siblings
+// F holds LANES float32, I as many 32-bit patterns, H as many 16-bit ones. Results have the bits of their scalar siblings
 // in codec.h; rounding relies on the default mode, which message.cpp sets. Pointers may have any
-// alignment, but for stream_patterns, which wants multiples of 16.
+// alignment, but streams want multiples of 16.
 //
 // Each instruction set offers
 //   load_bytes        sign-extended bytes; load_halves zero-extended 16-bit patterns
-//   stream_patterns   stores past the caches
+//   stream_*          stores past the caches, where there are such
+//   halves_of         32-bit numbers below 2^16 as H; fp16_of rounded floats, with F16C only
 //   nearest, floor    rounded to an integer; of a value that is none (too large, NaN): anything
 //   smaller, larger   the second value where one is NaN
 //   multiply_add      a * b + c, rounded once or twice: for exact products only

@@ -5,6 +5,7 @@ namespace ZC_NS {
 
 typedef __m256 F;
 typedef __m256i I;
+typedef __m128i H;
 enum { LANES = 8 };
 
 ZC_FN F load_lanes(const u8* in) { return _mm256_loadu_ps(reinterpret_cast<const float*>(in)); }
@@ -26,16 +27,16 @@ ZC_FN I load_bytes(const u8* in) {
 ZC_FN I load_halves(const u8* in) {
     return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
 }
-ZC_FN void store_halves(u8* out, I v) {
-    __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), packed);
+ZC_FN void store_halves(u8* out, H v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(out), v); }
+ZC_FN void stream_halves(u8* out, H v) { _mm_stream_si128(reinterpret_cast<__m128i*>(out), v); }
+ZC_FN H halves_of(I v) {
+    return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
 }
 ZC_FN F load_fp16(const u8* in) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
 }
-ZC_FN void store_fp16(u8* out, F v) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
-                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+ZC_FN H fp16_of(F v) {
+    return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
 ZC_FN F splat(float v) { return _mm256_set1_ps(v); }

@@ -5,6 +5,7 @@ namespace ZC_NS {
 
 typedef __m512 F;
 typedef __m512i I;
+typedef __m256i H;
 enum { LANES = 16 };
 
 ZC_FN F load_lanes(const u8* in) { return _mm512_loadu_ps(in); }
@@ -24,15 +25,20 @@ ZC_FN I load_bytes(const u8* in) {
 ZC_FN I load_halves(const u8* in) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
 }
-ZC_FN void store_halves(u8* out, I v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(v));
+ZC_FN void store_halves(u8* out, H v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), v);
 }
+ZC_FN void stream_halves(u8* out, H v) {
+    __m128i* at = reinterpret_cast<__m128i*>(out);
+    _mm_stream_si128(at, _mm256_castsi256_si128(v));
+    _mm_stream_si128(at + 1, _mm256_extracti128_si256(v, 1));
+}
+ZC_FN H halves_of(I v) { return _mm512_cvtepi32_epi16(v); }
 ZC_FN F load_fp16(const u8* in) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
 }
-ZC_FN void store_fp16(u8* out, F v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+ZC_FN H fp16_of(F v) {
+    return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
 ZC_FN F splat(float v) { return _mm512_set1_ps(v); }
@@ -84,6 +90,16 @@ template <int NIBBLE> ZC_FN F nibble_product(I bytes, F factor) {
 }
 template <int NIBBLE> ZC_FN F plus_nibble_product(F total, I bytes, F factor) {
     return total + nibble_product<NIBBLE>(bytes, factor);
+}
+
+// The 16-bit values of the low codes of 32 bytes, and those of the high codes; values are those of all
+// 16 codes. The table holds them twice: an index is five bits, of which four are the code.
+ZC_FN void look_up(H values, const u8* codes, I& low, I& high) {
+    I table = _mm512_broadcast_i64x4(values);
+    __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+    I index = _mm512_cvtepu8_epi16(bytes);
+    low = _mm512_permutexvar_epi16(index, table);
+    high = _mm512_permutexvar_epi16(right_halves<4>(index), table);
 }
 
 ZC_FN I wide_product(I a, I b) { return _mm512_mul_epu32(a, b); }

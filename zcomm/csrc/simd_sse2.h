@@ -5,6 +5,7 @@ namespace ZC_NS {
 
 typedef __m128 F;
 typedef __m128i I;
+typedef __m128i H;
 enum { LANES = 4 };
 
 ZC_FN F load_lanes(const u8* in) { return _mm_loadu_ps(reinterpret_cast<const float*>(in)); }
@@ -23,9 +24,11 @@ ZC_FN I load_halves(const u8* in) {
     I v = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(in));
     return _mm_unpacklo_epi16(v, _mm_setzero_si128());
 }
-ZC_FN void store_halves(u8* out, I v) {
+ZC_FN void store_halves(u8* out, H v) { _mm_storel_epi64(reinterpret_cast<__m128i*>(out), v); }
+ZC_FN void stream_halves(u8* out, H v) { store_halves(out, v); }  // there is none this short
+ZC_FN H halves_of(I v) {
     v = _mm_srai_epi32(_mm_slli_epi32(v, 16), 16);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi32(v, v));
+    return _mm_packs_epi32(v, v);
 }
 
 ZC_FN F splat(float v) { return _mm_set1_ps(v); }
