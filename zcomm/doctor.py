@@ -8,6 +8,7 @@ here may hang or raise: MPI is started only under a launcher, every import is gu
 import enum
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import topology
 import zcomm
 from zcomm import environment
 from zcomm.launcher import SIZE_VARIABLES
+from zcomm.transports.nccl import load_nccl
 
 _LAUNCHER_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
 
@@ -85,8 +87,11 @@ def examine() -> list[Finding]:
         *_mpi(),
         *_guarded("native kernels", _native_kernels),
         *_guarded("CUDA", _cuda),
-        _module("cupy", "pip install 'zcomm[cuda12]' or 'zcomm[cuda13]'", required=False),
-        _module("pynvml", "pip install 'zcomm[cuda12]' or 'zcomm[cuda13]'", required=False),
+        _module("cupy", _CUDA_EXTRA, required=False),
+        *_guarded("CUDA driver", _driver),
+        *_guarded("NVRTC", _nvrtc),
+        *_guarded("NCCL", _nccl),
+        _module("pynvml", _CUDA_EXTRA, required=False),
         _module("matplotlib", "pip install 'zcomm[bench]'", required=False),
         *_settings(),
     ]
@@ -243,6 +248,58 @@ def _cuda() -> Iterator[Finding]:
         yield Finding("CUDA", f"torch for CUDA {torch.version.cuda}, {devices}")
 
 
+def _driver() -> Iterator[Finding]:
+    """Say which driver there is and which devices CuPy finds; device arrays need both."""
+    if importlib.util.find_spec("cupy") is None:
+        return
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    try:
+        count, driver = runtime.getDeviceCount(), runtime.driverGetVersion()
+    except Exception as error:
+        yield Finding(
+            "CUDA driver", _one_line(error), Status.ABSENT, "an NVIDIA driver, for device arrays"
+        )
+        return
+    names = sorted({runtime.getDeviceProperties(i)["name"].decode() for i in range(count)})
+    yield Finding(
+        "CUDA driver", f"for CUDA {_dotted(driver)}, {count} x {', '.join(names) or 'no device'}"
+    )
+
+
+def _nvrtc() -> Iterator[Finding]:
+    """Say which compiler of kernels there is; it needs no driver."""
+    if importlib.util.find_spec("cupy") is None:
+        return
+    nvrtc = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+    try:
+        version = nvrtc.getVersion()
+    except Exception as error:
+        yield Finding("NVRTC", _one_line(error), Status.ABSENT, _CUDA_EXTRA)
+        return
+    archs = [f"sm_{arch}" for arch in nvrtc.getSupportedArchs()]
+    yield Finding("NVRTC", f"{'.'.join(map(str, version))}, {archs[0]} to {archs[-1]}")
+
+
+def _nccl() -> Iterator[Finding]:
+    """Say which NCCL CuPy loads: without it device arrays go by MPI."""
+    if importlib.util.find_spec("cupy") is None:
+        return
+    nccl = load_nccl()
+    if nccl is None:
+        remedy = "a CUDA build of torch, or pip install nvidia-nccl-cu13 or nvidia-nccl-cu12"
+        yield Finding("NCCL", "libnccl.so.2 cannot be loaded", Status.ABSENT, remedy)
+        return
+    version = nccl.get_version()
+    yield Finding("NCCL", f"{version // 10000}.{version // 100 % 100}.{version % 100}")
+
+
+def _dotted(version: int) -> str:
+    """Return CUDA's number of a version, 13000, as people write it."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 def _settings() -> Iterator[Finding]:
     """List the ZCOMM_ variables that are set; one that zcomm does not know has no effect."""
     for name, value in environment.settings().items():
@@ -261,9 +318,12 @@ def _setting(name: str, value: str) -> Finding:
     return Finding(name, value)
 
 
+_CUDA_EXTRA = "pip install 'zcomm[cuda13]', or 'zcomm[cuda12]' for CUDA 12"
+
 _READERS: dict[str, Callable[[str], object]] = {
     "ZCOMM_CHECK": environment.flag,
     "ZCOMM_TIMEOUT": environment.seconds,
     "ZCOMM_MESSAGE_LIMIT": environment.nbytes,
+    "ZCOMM_CUDA_AWARE_MPI": environment.flag,
     "ZCOMM_TOPOLOGY": lambda name: topology.parse(environment.text(name), None),
 }

@@ -208,3 +208,49 @@ def test_settings_that_cannot_be_read_are_missing_something(launch):
         assert found[name]["status"] == "missing"
         assert says in found[name]["value"]
         assert found[name]["remedy"] == f"unset or correct {name}"
+
+
+# Stands in for CuPy on a machine with two devices, a compiler and NCCL, or with none of them.
+CUPY = """
+import importlib.machinery, sys, types
+def module(name, **contents):
+    made = types.ModuleType(name)
+    made.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    made.__path__ = []
+    vars(made).update(contents)
+    sys.modules[name] = made
+    return made
+def fail(*_):
+    raise RuntimeError("it is too old\\nby far")
+there = {there}
+runtime = types.SimpleNamespace(
+    getDeviceCount=(lambda: 2) if there else fail,
+    driverGetVersion=lambda: 13010,
+    getDeviceProperties=lambda i: dict(name=b"Card"),
+)
+nccl = module("cupy.cuda.nccl", available=there, get_version=lambda: 22809)
+cuda = module("cupy.cuda", runtime=runtime, nccl=nccl)
+module("cupy", cuda=cuda, __version__="14.9")
+nvrtc = module(
+    "cupy_backends.cuda.libs.nvrtc",
+    getVersion=(lambda: (13, 1)) if there else fail,
+    getSupportedArchs=lambda: [75, 90, 120],
+)
+for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
+    module(name, nvrtc=nvrtc)
+"""
+
+
+def test_cuda_that_is_there_and_cuda_that_is_not(launch):
+    run = launch("-c", CUPY.format(there=True) + hide(torch=absent("torch")))
+    _, found = findings(run)
+    assert found["cupy"]["value"] == "14.9"
+    assert found["CUDA driver"]["value"] == "for CUDA 13.1, 2 x Card"
+    assert found["NVRTC"]["value"] == "13.1, sm_75 to sm_120"
+    assert found["NCCL"]["value"] == "2.28.9"
+    run = launch("-c", CUPY.format(there=False) + hide(torch=absent("torch")))
+    _, found = findings(run)
+    for name, remedy in (("CUDA driver", "driver"), ("NVRTC", "zcomm[cuda13]"), ("NCCL", "nccl")):
+        assert found[name]["status"] == "absent"
+        assert remedy in found[name]["remedy"]
+    assert found["CUDA driver"]["value"] == "RuntimeError: it is too old by far"
