@@ -55,7 +55,8 @@ def _end_with_the_driver() -> None:
 
 
 def _say(line: str) -> None:
-    print(f"# {line}", flush=True)
+    sys.stdout.write(f"# {line}\n")
+    sys.stdout.flush()
 
 
 def _preamble(options: Options, nodes: Sequence[Node]) -> list[str]:

@@ -13,7 +13,8 @@ from tests.cluster.traces import MARK, marked
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ("-m", "benchmarks.cluster")
-WAIT = "import time; print('up', flush=True); time.sleep(600)"
+# One write: two ranks that write at the same time could put their lines into each other.
+WAIT = "import sys, time; sys.stdout.write('up\\n'); sys.stdout.flush(); time.sleep(600)"
 
 
 @pytest.fixture(scope="session")
