@@ -74,7 +74,10 @@ def dtype_name(x: Any) -> str:
     Raises:
         TypeError: for anything but an array of a known kind and a supported dtype.
     """
-    name = kind_of(x).dtype(x)
+    return _known(kind_of(x).dtype(x))
+
+
+def _known(name: str) -> str:
     if name not in ITEMSIZE:
         raise TypeError(f"dtype {name} cannot be sent; possible: {', '.join(ITEMSIZE)}")
     return name
@@ -92,8 +95,8 @@ def is_contiguous(x: Any) -> bool:
 
 def view(x: Any) -> View:
     """Return the view of a contiguous array."""
-    name = dtype_name(x)
     kind = kind_of(x)
+    name = _known(kind.dtype(x))
     if not kind.is_contiguous(x):
         raise ValueError(
             f"array of shape {tuple(x.shape)} is not contiguous: it cannot be written in place"

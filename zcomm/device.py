@@ -155,14 +155,15 @@ def device_of(*memories: Memory) -> Device | None:
     Raises:
         TypeError: they lie in several places.
     """
-    places = {id(place): place for place in map(_place, memories)}
-    if len(places) > 1:
-        names = sorted("the host" if place is None else place.name for place in places.values())
-        raise TypeError(
-            f"arrays of one call lie on {' and '.join(names)}: possible are host arrays, or arrays "
-            "of one device"
-        )
-    return next(iter(places.values()), None)
+    first = _place(memories[0]) if memories else None
+    if all(_place(memory) is first for memory in memories):
+        return first
+    places = {id(place): place for place in map(_place, memories)}.values()
+    names = sorted("the host" if place is None else place.name for place in places)
+    raise TypeError(
+        f"arrays of one call lie on {' and '.join(names)}: possible are host arrays, or arrays of "
+        "one device"
+    )
 
 
 def _place(memory: Memory) -> Device | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from zcomm.arguments import Item
 from zcomm.arrays import View
-from zcomm.device import Memory, Operation, device_of
+from zcomm.device import DeviceMemory, Memory, Operation, device_of
 from zcomm.guard import Guard
 from zcomm.transports.base import Transport
 from zcomm.work import Stream
@@ -39,10 +39,10 @@ class Issuer:
         Raises:
             TypeError: arrays of several places, or of a device that the transport does not serve.
         """
-        operation = self._operation(
-            [memory for item in items for memory in item.memories],
-            [array for item in items for array in item.arrays],
-        )
+        operation = None
+        memories = [memory for item in items for memory in item.memories]
+        if any(isinstance(memory, DeviceMemory) for memory in memories):
+            operation = self._operation(memories, [x for item in items for x in item.arrays])
         if operation is not None and self._transport.device is not None:
             # Host and device arrays travel by different ways here: ranks must not mix them.
             words = f"{words} over {self._transport.name}"
@@ -61,7 +61,8 @@ class Issuer:
 
     def alone(self, execute: Callable[[], None], x: View) -> None:
         """Run an operation that has no handshake, on one array."""
-        self._finish(execute, self._operation([x.memory], [x.array]))
+        on_device = isinstance(x.memory, DeviceMemory)
+        self._finish(execute, self._operation([x.memory], [x.array]) if on_device else None)
 
     def _finish(self, run: Callable[[], Any], operation: Operation | None) -> Any:
         result = self._stream.call(_placed(run, operation))
@@ -69,10 +70,9 @@ class Issuer:
             operation.join()
         return result
 
-    def _operation(self, memories: Sequence[Memory], arrays: Sequence[Any]) -> Operation | None:
+    def _operation(self, memories: Sequence[Memory], arrays: Sequence[Any]) -> Operation:
         device = device_of(*memories)
-        if device is None:
-            return None
+        assert device is not None
         served = self._transport.device
         if served is not None and served is not device:
             raise TypeError(

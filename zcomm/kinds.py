@@ -7,6 +7,7 @@ that the memory of a torch tensor is host memory.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Protocol
 
@@ -65,7 +66,7 @@ class NumpyKind:
 
     def dtype(self, x: Any) -> str:
         """See :class:`ArrayKind`."""
-        return str(x.dtype)
+        return _name(x.dtype)
 
     def is_contiguous(self, x: Any) -> bool:
         """See :class:`ArrayKind`."""
@@ -123,7 +124,7 @@ class TorchKind:
                 f"array on device {str(x.device)!r}: possible are host arrays (torch, NumPy) and "
                 "CUDA arrays (torch, CuPy)"
             )
-        return str(x.dtype).removeprefix("torch.")
+        return _name(x.dtype)
 
     def is_contiguous(self, x: Any) -> bool:
         """See :class:`ArrayKind`."""
@@ -181,7 +182,7 @@ class CupyKind:
 
     def dtype(self, x: Any) -> str:
         """See :class:`ArrayKind`."""
-        return str(x.dtype)
+        return _name(x.dtype)
 
     def is_contiguous(self, x: Any) -> bool:
         """See :class:`ArrayKind`."""
@@ -225,6 +226,12 @@ class CupyKind:
             sys.modules["cupy"].copyto(target, source, casting="unsafe")
 
 
+@functools.cache
+def _name(dtype: Any) -> str:
+    """Return the name of a dtype; NumPy takes longer to say it than a small call may last."""
+    return str(dtype).removeprefix("torch.")
+
+
 KINDS: list[ArrayKind] = [TorchKind(), NumpyKind(), CupyKind()]
 """In the order in which they are asked; tests add one of their own."""
 
@@ -240,9 +247,16 @@ def kind_of(x: object) -> ArrayKind:
     Raises:
         TypeError: it is an array of no known kind.
     """
+    found = _OF_TYPE.get(type(x))
+    if found is not None:
+        return found
     for kind in KINDS:
         if kind.matches(x):
+            _OF_TYPE[type(x)] = kind
             return kind
     raise TypeError(
         f"expected a torch tensor, a NumPy array or a CuPy array, got a {type(x).__qualname__}"
     )
+
+
+_OF_TYPE: dict[type, ArrayKind] = {}

@@ -38,20 +38,24 @@ def _mix(z: int) -> int:
 
 @dataclass(frozen=True)
 class Draws:
-    """The seeds of one call; ``fixed``: the caller gave the one seed of all it encodes."""
+    """The seeds of one call, made from ``numbers``; derived when a codec asks for one.
 
-    seed: int
+    ``fixed``: the caller gave the one seed of all that the call encodes.
+    """
+
+    base: int
+    numbers: tuple[int, ...] = ()
     fixed: bool = False
 
     def of(self, codec: Codec | None, *where: int) -> int:
         """Return the seed of one chunk, 0 where the codec draws nothing."""
         if codec is None or codec.rounding != "stochastic":
             return 0
-        return self.seed if self.fixed else derive(self.seed, *where)
+        return self.base if self.fixed else derive(self.base, *self.numbers, *where)
 
     def stage(self, number: int) -> Draws:
         """Return the seeds of one part of a call that has several."""
-        return Draws(derive(self.seed, number))
+        return Draws(self.base, (*self.numbers, number))
 
 
 class Calls:
@@ -64,12 +68,11 @@ class Calls:
 
     def draws(self) -> Draws:
         """Return the seeds of the next call."""
-        return Draws(derive(self._base, self._rank, next(self._numbers)))
+        return Draws(self._base, (self._rank, next(self._numbers)))
 
     def given(self, seed: int) -> Draws:
-        """Return the seeds of the next call of this rank where the caller gave a seed."""
-        next(self._numbers)
-        return Draws(derive(seed, self._rank))
+        """Return the seeds of a call of this rank where the caller gave a seed."""
+        return Draws(seed, (self._rank,))
 
 
 def check_seed(seed: int) -> int:
