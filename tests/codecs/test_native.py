@@ -1,63 +1,106 @@
 """The native kernels against the NumPy kernels: the same bytes on any input.
 
-Every instruction set that the CPU has is tried; test_oracle.py holds the NumPy kernels to the
-definition.
+Every instruction set that the CPU has is tried, and both ways in which results reach memory;
+test_oracle.py holds all kernels to the definition. Memory ends where its allocation ends, so that
+a sanitizer (test_sanitizers.py) sees what is read or written beyond it.
 """
+
+import contextlib
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.codecs.cases import texts
 from tests.codecs.inputs import CODECS, DTYPES, KINDS, Message, memory, messages
-from zcomm import Codec
+from zcomm import Codec, _native
 from zcomm.codecs import native, reference
+from zcomm.codecs.wire import ITEMSIZE, layout
 
-EXAMPLES, MANY = 100, 3000
-ANY = {
-    "message": messages(),
-    "num_wires": st.integers(1, 9),
-    "divisor": st.sampled_from([1, 2, 3, 9, 41, 47, 55, 2**24 + 1]),
-    "codec_out": st.sampled_from(CODECS),
-}
+EXAMPLES, MANY = 120, 3000
+ANY_CODEC = [*CODECS, *map(Codec.parse, texts(64))]
+NEVER = 1 << 62
 
 
-def outcomes(chosen, message, values, wires, divisor, codec_out):
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of each kernel; ``streamed`` sends results past the caches."""
+
+    message: Message
+    codec_out: Codec
+    dtype_out: str = "float32"
+    num_wires: int = 3
+    divisor: int = 3
+    seed: int = 0
+    streamed: bool = False
+
+
+@st.composite
+def calls(draw):
+    message, streamed = draw(messages(codecs=ANY_CODEC)), draw(st.booleans())
+    if streamed:
+        message = dataclasses.replace(message, offset=draw(st.sampled_from([0, 16, 48, 5])))
+    return Call(
+        message=message,
+        codec_out=draw(st.sampled_from(ANY_CODEC)),
+        dtype_out=draw(st.sampled_from(DTYPES)),
+        num_wires=draw(st.integers(1, 9)),
+        divisor=draw(st.sampled_from([1, 2, 3, 9, 41, 47, 55, 2**24 + 1])),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        streamed=streamed,
+    )
+
+
+@contextlib.contextmanager
+def streaming(always):
+    before = _native.stream_from(0 if always else NEVER)
+    try:
+        yield
+    finally:
+        _native.stream_from(before)
+
+
+def outcomes(chosen, call, values, wires):
     """What the four kernels write, on memory whose other bytes must stay as they are."""
-    codec, dtype, starts, lengths = message.codec, message.dtype, message.starts, message.lengths
-    wire = memory(message.wire_nbytes, message.offset, fill=170)
-    chosen.encode(codec, values, dtype, starts, lengths, wire)
-    decoded = memory(values.nbytes, message.offset + 1, fill=85)
+    message, codec, codec_out = call.message, call.message.codec, call.codec_out
+    starts, lengths, dtype, offset = message.starts, message.lengths, call.dtype_out, message.offset
+    out_nbytes = message.numel * ITEMSIZE[dtype]
+    wire = memory(message.wire_nbytes, offset, fill=170)
+    chosen.encode(codec, values, message.dtype, starts, lengths, wire, call.seed)
+    decoded = memory(out_nbytes, offset, fill=85)
     chosen.decode(codec, wires[0], starts, lengths, decoded, dtype)
-    total = memory(values.nbytes, message.offset + 2, fill=85)
-    chosen.decode_reduce(codec, wires, starts, lengths, total, dtype, divisor)
-    nbytes = Message(codec_out, dtype, starts, lengths, 0, "zero", 0, 0).wire_nbytes
-    passed_on = memory(nbytes, message.offset + 3, fill=170)
-    chosen.decode_reduce_encode(codec, wires, codec_out, lengths, passed_on)
+    total = memory(out_nbytes, offset + 2, fill=85)
+    chosen.decode_reduce(codec, wires, starts, lengths, total, dtype, call.divisor)
+    passed_on = memory(layout(codec_out, lengths).nbytes, offset, fill=170)
+    chosen.decode_reduce_encode(codec, wires, codec_out, lengths, passed_on, call.seed)
     return [written.tobytes() for written in (wire, decoded, total, passed_on)]
 
 
-def check(chosen, message, num_wires, divisor, codec_out):
-    arguments = (message, message.values(), message.wires(num_wires), divisor, codec_out)
+def check(chosen, call):
+    arguments = call, call.message.values(), call.message.wires(call.num_wires)
     names = ("encode", "decode", "decode_reduce", "decode_reduce_encode")
-    pairs = zip(outcomes(chosen, *arguments), outcomes(reference, *arguments), strict=True)
+    with streaming(call.streamed):
+        found = outcomes(chosen, *arguments)
+    pairs = zip(found, outcomes(reference, *arguments), strict=True)
     different = [name for name, (a, b) in zip(names, pairs, strict=True) if a != b]
     assert different == []
 
 
 @settings(max_examples=EXAMPLES)
-@given(**ANY)
-def test_same_bytes(native_kernels, message, num_wires, divisor, codec_out):
-    check(native_kernels, message, num_wires, divisor, codec_out)
+@given(calls())
+def test_same_bytes(native_kernels, call):
+    check(native_kernels, call)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(max_examples=MANY)
-@given(**ANY)
-def test_same_bytes_on_many(native_kernels, message, num_wires, divisor, codec_out):
-    check(native_kernels, message, num_wires, divisor, codec_out)
+@given(calls())
+def test_same_bytes_on_many(native_kernels, call):
+    check(native_kernels, call)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,49 +108,50 @@ def test_same_bytes_on_many(native_kernels, message, num_wires, divisor, codec_o
 def test_same_bytes_for_every_codec_and_kind(native_kernels, codec, kind):
     lengths = np.array([4096 + 2 * codec.block + 37, 0, 8192, 5], np.int64)
     starts = np.cumsum(lengths) - lengths
-    for dtype in DTYPES:
-        message = Message(codec, dtype, starts, lengths, int(lengths.sum()), kind, 3, 5)
-        check(native_kernels, message, 3, 3, codec)
+    for i, dtype in enumerate(DTYPES):
+        message = Message(codec, dtype, starts, lengths, int(lengths.sum()), kind, 3, 16 * i)
+        check(native_kernels, Call(message, codec, dtype, seed=7, streamed=i != 1))
 
 
-@pytest.mark.parametrize("text", ["int4", "int8", "none", "bf16", "fp16"])
+@pytest.mark.parametrize("text", ["int4", "int8", "fp8_e4m3:transform=hadamard", "none", "fp16"])
 def test_same_bytes_from_1024_wires(native_kernels, text):
     codec, lengths, starts = Codec.parse(text), np.array([300, 45]), np.array([50, 2])
     message = Message(codec, "float32", starts, lengths, 360, "wide", 11, 1)
-    check(native_kernels, message, 1024, 1024, codec)
+    check(native_kernels, Call(message, codec, num_wires=1024, divisor=1024))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_same_bytes_for_every_16_bit_pattern(native_kernels, codec, dtype):
-    patterns = np.random.default_rng(0).permutation(65536).astype(np.uint16).view(np.uint8)
-    starts, lengths = np.zeros(1, np.int64), np.array([65536], np.int64)
-    nbytes = Message(codec, dtype, starts, lengths, 65536, "zero", 0, 0).wire_nbytes
-    wires = [memory(nbytes), memory(nbytes)]
-    for wire, chosen in zip(wires, (native_kernels, reference), strict=True):
-        chosen.encode(codec, patterns, dtype, starts, lengths, wire)
-    assert wires[0].tobytes() == wires[1].tobytes()
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("text", ["int8", "int4:block=32", "fp8_e5m2", "int4:transform=hadamard"])
+def test_every_alignment(native_kernels, text, streamed):
+    codec, lengths = Codec.parse(text), np.array([4096 + 64])
+    for offset in range(64):
+        message = Message(codec, "float32", lengths * 0, lengths, 4160, "normal", 1, offset)
+        check(native_kernels, Call(message, codec, num_wires=1, divisor=1, streamed=streamed))
 
 
-def flushes_to_zero():
-    return bool(np.array([2.0**-126], np.float32)[0] * np.float32(0.5) == 0)
+def test_large_results_are_streamed_by_default():
+    """So that the other tests of it are of what is in use."""
+    nbytes = _native.stream_from(NEVER)
+    _native.stream_from(nbytes)
+    assert 1 << 20 <= nbytes <= 1 << 26
 
 
-@pytest.mark.parametrize("text", ["none", "bf16", "fp16", "int8", "int4"])
-def test_flush_to_zero_changes_nothing(native_kernels, text):
-    codec, lengths, starts = Codec.parse(text), np.array([5000]), np.array([0])
-    message = Message(codec, "float32", starts, lengths, 5000, "wide", 5, 0)
-    arguments = (message, message.values(), message.wires(3), 3, Codec("none"))
-    expected = outcomes(native_kernels, *arguments)
-    try:
-        assert torch.set_flush_denormal(True)
-        assert flushes_to_zero()
-        assert outcomes(native_kernels, *arguments) == expected
-        assert flushes_to_zero(), "the setting of the thread was not restored"
-    finally:
-        torch.set_flush_denormal(False)
-    assert not flushes_to_zero()
+@pytest.mark.parametrize("text", ["int8", "int4:rounding=stochastic", "fp8_e4m3"])
+def test_threads_at_once(native_kernels, text):
+    codec, numel, count = Codec.parse(text), 300_000, 8
+    x = np.random.default_rng(0).standard_normal((count, numel), np.float32)
+    starts, lengths = np.zeros(1, np.int64), np.array([numel])
+
+    def wire(i):
+        out = memory(codec.wire_nbytes(numel))
+        native_kernels.encode(codec, x[i].view(np.uint8), "float32", starts, lengths, out, i)
+        return out.tobytes()
+
+    with ThreadPoolExecutor(count) as threads:
+        assert list(threads.map(wire, range(count))) == [wire(i) for i in range(count)]
 
 
 def test_instruction_sets_are_ordered():
-    assert native.instruction_sets()[-1] == "baseline"
+    names = native.instruction_sets()
+    assert names == sorted(names, key=["avx512", "avx2", "baseline"].index)
+    assert names[-1] == "baseline"

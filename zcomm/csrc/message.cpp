@@ -8,6 +8,9 @@
 #endif
 
 namespace zcomm {
+
+std::atomic<i64> streamed_from{i64(8) << 20};
+
 namespace {
 
 // Rounding to nearest and subnormal numbers as they are, whatever the caller's thread is set to.
@@ -75,10 +78,7 @@ bool inside(Segments segments, i64 numel) {
     return true;
 }
 
-// Large outputs go past the caches; small ones, which the next step finds there, do not.
-const i64 STREAMED_NBYTES = i64(8) << 20;
-
-bool streamed(Output out) { return out.nbytes >= STREAMED_NBYTES; }
+bool streamed(Output out) { return out.nbytes >= streamed_from; }
 
 bool all_zero(const u8* data, i64 begin, i64 end) {
     return std::all_of(data + begin, data + end, [](u8 byte) { return byte == 0; });

@@ -4,6 +4,7 @@
 // is wrong is worked out, and worded, by the caller. Inputs and outputs must not overlap.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "table.h"
@@ -35,6 +36,10 @@ struct Segments {
     const i64* lengths;
     i64 count;
 };
+
+// Codes and decoded values of at least so many bytes go past the caches; fewer, which the next step
+// finds there, do not.
+extern std::atomic<i64> streamed_from;
 
 // seed: of random numbers, where the codec wants any.
 Status encode(const Table&, Codec, Input x, Dtype, Segments, Output wire, u64 seed);

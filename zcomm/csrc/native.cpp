@@ -162,6 +162,8 @@ NB_MODULE(_native, module) {
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", [] { return std::string(active.load()->name); });
     module.def("select", &use, "name"_a);
+    module.def("stream_from", [](i64 nbytes) { return zcomm::streamed_from.exchange(nbytes); },
+               "nbytes"_a);
     module.def("encode", &encode, "codec"_a, "x"_a.noconvert(), "dtype"_a,
                "starts"_a.noconvert(), "lengths"_a.noconvert(), "out"_a.noconvert(), "seed"_a);
     module.def("decode", &decode, "codec"_a, "wire"_a.noconvert(), "starts"_a.noconvert(),
