@@ -104,6 +104,14 @@ def texts(block=None):
     return [*quantised, *CASTS]
 
 
+def texts_of_256_bytes():
+    """The quantised codecs in the block size that has 256 bytes of codes."""
+    return [
+        *(text for text in texts(256) if text.startswith(("int8", "fp8"))),
+        *(text for text in texts(512) if text.startswith("int4")),
+    ]
+
+
 def sizes_of(block):
     """Lengths of segments around what may go wrong; a case has one of these."""
     return (

@@ -10,6 +10,10 @@ from tests.codecs import oracle
 from tests.codecs.inputs import memory
 from zcomm.codecs.wire import layout
 
+SCALES = (
+    *(0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x0D80, 0x8D80, 0x0D7F, 0x0C80, 0x0C7F),
+    *(0x3F80, 0xBF80, 0x3DCC, 0x4049, 0x7B80, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0x7F81),
+)
 FIRST = np.zeros(1, np.int64)
 
 
@@ -62,6 +66,14 @@ def message(codec, codes, scales):
     packed = np.concatenate([_packed(row) for row in rows] if codec.bits == 4 else rows)
     padding = [np.zeros(-part.nbytes % 16, np.uint8) for part in (packed, scales)]
     return np.concatenate([packed, padding[0], scales.view(np.uint8), padding[1]])
+
+
+def every_code(codec, seed):
+    """A message whose blocks hold every byte as codes, one block for every special scale."""
+    rng = np.random.default_rng(seed)
+    codes = np.concatenate([rng.permutation(256) for _ in SCALES]).astype(np.uint8)
+    scales = rng.permutation(np.array(SCALES, np.uint16)).view(np.uint8)
+    return np.concatenate([codes, scales, np.zeros(-scales.size % 16, np.uint8)])
 
 
 def _packed(row):

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codecs import oracle, single
-from tests.codecs.cases import Call, expected, outcomes, texts
-from tests.codecs.inputs import DTYPES, drawn, messages
+from tests.codecs.cases import Call, expected, outcomes, texts, texts_of_256_bytes
+from tests.codecs.inputs import DTYPES, drawn, memory, messages
 from zcomm import Codec
 
 QUANTISED = [text for text in texts(64) if ":" in text]
@@ -143,10 +143,33 @@ def test_the_processors_flush_changes_no_byte_of_a_long_message(any_kernels, tex
     codec, rng = Codec.parse(text), np.random.default_rng(7)
     drawn_once = [drawn(rng, kind, 4097, "float32") for kind in SMALL_KINDS for _ in range(2)]
     values = np.concatenate(drawn_once).view(np.float32)
-    wire = single.encode(any_kernels, codec, values, 3)
-    decoded = single.decode(any_kernels, codec, wire, values.size)
+
+    def computed():
+        wire = single.encode(any_kernels, codec, values, 3)
+        return wire, summed(any_kernels, codec, [wire, wire, wire], values.size)
+
+    assert_flushing_changes_nothing(computed)
+
+
+@pytest.mark.parametrize("text", texts_of_256_bytes())
+def test_the_processors_flush_changes_no_value_of_special_scales(any_kernels, text):
+    codec = Codec.parse(text)
+    numel = codec.block * len(single.SCALES)
+    wires = [single.every_code(codec, seed) for seed in range(2)]
+    assert_flushing_changes_nothing(
+        lambda: [summed(any_kernels, codec, some, numel) for some in (wires[:1], wires)]
+    )
+
+
+def summed(kernels, codec, wires, numel):
+    """A third of the sum of messages, as bytes of float32."""
+    out = memory(4 * numel)
+    kernels.decode_reduce(codec, wires, single.FIRST, np.array([numel]), out, "float32", 3)
+    return out
+
+
+def assert_flushing_changes_nothing(compute):
+    wanted = [array.tobytes() for array in compute()]
     with flushing():
-        found = single.encode(any_kernels, codec, values, 3)
-        found_values = single.decode(any_kernels, codec, found, values.size)
-    assert found.tobytes() == wire.tobytes()
-    assert found_values.tobytes() == decoded.tobytes()
+        found = compute()
+    assert [array.tobytes() for array in found] == wanted

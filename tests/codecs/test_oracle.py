@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codecs import oracle, single
-from tests.codecs.cases import Call, cases, differences, expected, outcomes, texts
+from tests.codecs.cases import (
+    Call,
+    cases,
+    differences,
+    expected,
+    outcomes,
+    texts,
+    texts_of_256_bytes,
+)
 from tests.codecs.inputs import CODECS, DTYPES, Message, memory, messages
 from zcomm import Codec
 from zcomm.codecs import reference
@@ -16,14 +24,6 @@ from zcomm.codecs.wire import layout
 
 EXAMPLES, MANY = 80, 1500
 LONGEST = 150
-SCALES = (
-    *(0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x0D80, 0x8D80, 0x0D7F, 0x0C80, 0x0C7F),
-    *(0x3F80, 0xBF80, 0x3DCC, 0x4049, 0x7B80, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0x7F81),
-)
-OF_256_BYTES = [
-    *(text for text in texts(256) if text.startswith(("int8", "fp8"))),
-    *(text for text in texts(512) if text.startswith("int4")),
-]
 PATTERNS = np.random.default_rng(0).permutation(65536).astype(np.uint16).view(np.uint8)
 ANY_CODEC = [*CODECS, *map(Codec.parse, texts(64))]
 
@@ -82,20 +82,12 @@ def test_whole_table(any_kernels, text):
     assert {name: different for name, different in wrong.items() if different} == {}
 
 
-def every_code(codec, seed):
-    """A message whose blocks hold every byte as codes, one block for every special scale."""
-    rng = np.random.default_rng(seed)
-    codes = np.concatenate([rng.permutation(256) for _ in SCALES]).astype(np.uint8)
-    scales = rng.permutation(np.array(SCALES, np.uint16)).view(np.uint8)
-    return np.concatenate([codes, scales, np.zeros(-scales.size % 16, np.uint8)])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("text", OF_256_BYTES)
+@pytest.mark.parametrize("text", texts_of_256_bytes())
 def test_every_code_times_special_scales(any_kernels, text, dtype):
     codec = Codec.parse(text)
-    starts, lengths = np.zeros(1, np.int64), np.array([codec.block * len(SCALES)])
-    wires = [every_code(codec, seed) for seed in range(3)]
+    starts, lengths = np.zeros(1, np.int64), np.array([codec.block * len(single.SCALES)])
+    wires = [single.every_code(codec, seed) for seed in range(3)]
     decoded = [decoded_once(codec, wire.tobytes()) for wire in wires]
     out = memory(int(lengths[0]) * oracle.ITEMSIZE[dtype], 1)
     any_kernels.decode(codec, wires[0], starts, lengths, out, dtype)
@@ -107,7 +99,7 @@ def test_every_code_times_special_scales(any_kernels, text, dtype):
 
 @functools.cache
 def decoded_once(codec, wire):
-    return oracle.decode(codec, wire, [codec.block * len(SCALES)])[0]
+    return oracle.decode(codec, wire, [codec.block * len(single.SCALES)])[0]
 
 
 @pytest.mark.parametrize("text", [text for text in texts(64) if ":" in text])
