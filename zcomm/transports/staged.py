@@ -108,14 +108,15 @@ class _Buffer:
 
 
 class _Buffers:
-    """Pinned buffers of all devices, in sizes that are powers of two, the longest idle first."""
+    """Pinned buffers of all devices, the longest idle first; sizes are rounded up by a quarter at most."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[int, int], deque[_Buffer]] = {}
 
     def take(self, device: Device, nbytes: int) -> _Buffer:
         """Return a buffer that nothing reads or writes any more."""
-        size = 1 << max(12, (nbytes - 1).bit_length())
+        step = max(4096, 1 << max(nbytes.bit_length() - 3, 0))
+        size = -(-nbytes // step) * step
         home = self._idle.setdefault((id(device), size), deque())
         if home and (home[0].after is None or home[0].after.done()):
             whole = home.popleft().whole
