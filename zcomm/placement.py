@@ -12,6 +12,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from zcomm.transports.nccl import NcclTransport, load_nccl
 
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "mpi", "nccl")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 logger = logging.getLogger("zcomm")
 
 
@@ -104,7 +106,7 @@ def _look(number: int) -> Own:
 
 def local_rank(control: Transport) -> int:
     """Return this rank's number among the ranks of its host; all ranks call it."""
-    hosts = gather(control, _digest(socket.gethostname()))
+    hosts = gather(control, _digest(f"{_machine()}/{socket.gethostname()}"))
     return int((hosts[: control.rank] == hosts[control.rank]).sum())
 
 
@@ -112,7 +114,7 @@ def _tell(control: Transport, own: Own) -> npt.NDArray[np.int64]:
     """Return, for every rank: has a device, has NCCL, which device (a digest)."""
     rows = [int(own.device is not None), int(own.nccl is not None), 0]
     if own.device is not None:
-        rows[2] = _digest(f"{socket.gethostname()}/{own.device.bus}")
+        rows[2] = _digest(f"{_machine()}/{own.device.bus}")
     return np.stack([gather(control, value) for value in rows], axis=1)
 
 
@@ -153,6 +155,14 @@ def gather(control: Transport, value: int) -> npt.NDArray[np.int64]:
         dict.fromkeys(others, own), {rank: rows[rank].view(np.uint8) for rank in others}
     )
     return rows[:, 0]
+
+
+def _machine() -> str:
+    """Return what containers of one machine share and machines of one name do not."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _digest(text: str) -> int:

@@ -220,6 +220,23 @@ def test_what_was_asked_for_and_cannot_be_had_is_an_error_on_all_ranks(
         assert "\n" not in str(error)
 
 
+def test_ranks_are_counted_on_each_host(monkeypatch):
+    names = ["a", "b", "a", "a", "b"]
+    mine, results, hub = threading.local(), [None] * 5, Hub(5)
+    monkeypatch.setattr(placement.socket, "gethostname", lambda: mine.name)
+
+    def run(rank):
+        mine.name = names[rank]
+        results[rank] = placement.local_rank(StagedTransport(LocalTransport(hub, rank)))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [0, 0, 1, 2, 1]
+
+
 @pytest.mark.mpi
 def test_this_job_says_once_what_it_runs_on(caplog):
     with caplog.at_level("INFO", logger="zcomm"), zcomm.init(abort=False) as comm:
