@@ -98,7 +98,8 @@ class CudaStream:
 
     def wait(self, event: Any) -> None:
         """See :class:`zcomm.device.DeviceStream`."""
-        self.device.cupy.cuda.runtime.streamWaitEvent(self.pointer, event.event.ptr)
+        with self.device.selected():  # handle 0 is a stream of every device
+            self.device.cupy.cuda.runtime.streamWaitEvent(self.pointer, event.event.ptr)
 
 
 class CudaDevice:
@@ -258,6 +259,8 @@ class CudaDevice:
     def _for_torch(self, torch: Any, stream: CudaStream) -> Any:
         if isinstance(stream.owner, torch.cuda.Stream):
             return stream.owner
+        if stream.pointer == 0:
+            return torch.cuda.default_stream(self.index)
         return torch.cuda.ExternalStream(stream.pointer, device=self.index)
 
     def _load(self, kernel: str) -> Any:

@@ -1,9 +1,11 @@
-"""A stand-in for CuPy on a machine without a driver: the names that ``zcomm.cuda`` uses, no more.
+"""Stand-ins for CuPy and torch without a driver: the names that ``zcomm.cuda`` uses, no more.
 
-It runs on a ``FakeDevice``, late and in the order of events. It is not CuPy: what it shows is that
-``CudaDevice`` calls what it means to call, with the device selected, on the stream that it means.
+They run on a ``FakeDevice``, late and in the order of events. They are not CuPy and torch: what they
+show is that ``CudaDevice`` calls what it means to call, with the device selected, on the stream
+that it means.
 """
 
+import contextlib
 import ctypes
 import threading
 import types
@@ -137,6 +139,7 @@ class Double:
         self.events[event].event = self.streams[stream].record()
 
     def stream_wait_event(self, stream, event):
+        self.check()
         waited = self.events[event].event
         assert isinstance(waited, FakeEvent)
         self.streams[stream].wait(waited)
@@ -223,3 +226,67 @@ class CupyArray(FakeArray):
         self.task(lambda values: found.append(values.copy()))
         self.double.cuda.get_current_stream().stream.record().synchronize()
         return found[0]
+
+
+class TorchDouble:
+    """Stands for torch where it has started CUDA, on the same device as a ``Double``."""
+
+    uint8 = "uint8"
+
+    def __init__(self, double):
+        torch = self
+        self.double = double
+        self.thread = threading.local()
+
+        class Stream:
+            def __init__(self, device):
+                assert device == double.index
+                self.stream = FakeStream(double.fake)
+                self.cuda_stream = self.stream.pointer
+                double.streams[self.cuda_stream] = self.stream
+
+        class ExternalStream(Stream):
+            def __init__(self, pointer, device):
+                assert pointer != 0, "torch makes a new stream of a null pointer"
+                self.stream, self.cuda_stream = double.streams[pointer], pointer
+
+        class Tensor:
+            def __init__(self, nbytes):
+                self.block = double.fake.block(nbytes)
+                self.recorded = []
+                self.made_on = torch.current()
+
+            def data_ptr(self):
+                return self.block.memory.pointer
+
+            def record_stream(self, stream):
+                self.recorded.append(stream.cuda_stream)
+
+        self.Tensor = Tensor
+        self.default = Stream(double.index)
+        self.default.stream, self.default.cuda_stream = double.fake.default, 0
+        self.cuda = types.SimpleNamespace(
+            Stream=Stream,
+            ExternalStream=ExternalStream,
+            stream=self.stream,
+            current_stream=lambda index: self.current(),
+            default_stream=lambda index: self.default,
+            is_initialized=lambda: True,
+            is_available=lambda: True,
+            set_device=lambda index: None,
+        )
+
+    def empty(self, nbytes, dtype, device):
+        assert (dtype, device) == (self.uint8, f"cuda:{self.double.index}")
+        return self.Tensor(nbytes)
+
+    def current(self):
+        return getattr(self.thread, "current", self.default)
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.thread.current = self.current(), stream
+        try:
+            yield
+        finally:
+            self.thread.current = before

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from tests.collectives.dtypes import drawn
-from tests.device.cupy_double import ON_DEVICE, TO_DEVICE, TO_HOST, CupyArray, Double
+from tests.device.cupy_double import (
+    ON_DEVICE,
+    TO_DEVICE,
+    TO_HOST,
+    CupyArray,
+    Double,
+    TorchDouble,
+)
 from tests.device.fake import FakeDevice, FakeKind
 from zcomm import Codec, bootstrap, cuda, kinds
 from zcomm.codecs import compile as compiler
+from zcomm.device import Lane
 
 NUMEL = 300
 
@@ -113,6 +121,52 @@ def test_copies_of_different_sizes_are_refused(cupy):
     device = cuda.cuda_device(0)
     with pytest.raises(ValueError, match="8 bytes to 4"):
         device.copy(device.empty(4), device.empty(8))
+
+
+@pytest.fixture
+def torch_double(cupy, monkeypatch):
+    torch = TorchDouble(cupy)
+    monkeypatch.setattr(cuda, "_torch_with_cuda", lambda: torch)
+    return torch
+
+
+def test_an_operation_on_tensors_makes_its_lane_the_stream_of_torch_and_cupy(cupy, torch_double):
+    device = cuda.cuda_device(0)
+    side = torch_double.cuda.Stream(0)
+    with torch_double.cuda.stream(side):
+        tensor = torch_double.Tensor(64)
+        lane = Lane(device)
+        assert [stream.pointer for stream in device.current({torch_double.Tensor})] == [
+            side.cuda_stream
+        ]
+        operation = lane.begin([tensor])
+        with operation.running():
+            at = lane.stream.pointer
+            assert torch_double.current().cuda_stream == at == device.here().pointer
+            assert cupy.cuda.get_current_stream().ptr == at
+            scratch = device.empty(64)
+            assert scratch.owner.made_on.cuda_stream == at
+            device.copy(scratch, device.empty(64))
+        assert tensor.recorded == [at]
+        assert torch_double.current() is side
+        assert not lane._held
+        issued = len(side.stream.tasks)
+        operation.join()
+        assert len(side.stream.tasks) == issued + 1  # the wait for the end
+    assert cupy.selected() == []
+
+
+def test_arrays_of_cupy_beside_torch_keep_their_own_stream(cupy, torch_double):
+    device = cuda.cuda_device(0)
+    array = cupy.array(np.zeros(4, np.float32))
+    with torch_double.cuda.stream(torch_double.cuda.Stream(0)):
+        assert [stream.pointer for stream in device.current({type(array)})] == [0]
+        with device.using(device.current({type(array)})[0]):
+            assert torch_double.current() is torch_double.default
+    lane = Lane(device)
+    with lane.begin([array]).running():
+        pass
+    assert len(lane._held) == 1
 
 
 def names_of_cupy(path):

@@ -108,7 +108,7 @@ class _Buffer:
 
 
 class _Buffers:
-    """Pinned buffers of all devices, the longest idle first; a quarter larger than asked at most."""
+    """Pinned buffers of all devices, the longest idle first, at most a quarter too large."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[int, int], deque[_Buffer]] = {}
