@@ -23,6 +23,7 @@ from zcomm.codecs.wire import ITEMSIZE, layout
 EXAMPLES, MANY = 120, 3000
 ANY_CODEC = [*CODECS, *map(Codec.parse, texts(64))]
 NEVER = 1 << 62
+FOREIGN_SCALES = (0x7F7F, 0xFF7F, 0x7E80, 0x7900, 0xF300, 1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +119,24 @@ def test_same_bytes_from_1024_wires(native_kernels, text):
     codec, lengths, starts = Codec.parse(text), np.array([300, 45]), np.array([50, 2])
     message = Message(codec, "float32", starts, lengths, 360, "wide", 11, 1)
     check(native_kernels, Call(message, codec, num_wires=1024, divisor=1024))
+
+
+@pytest.mark.parametrize("text", ["int8:block=32", "int4:block=32", "fp8_e5m2:block=32"])
+@pytest.mark.parametrize("num_wires", [2, 3, 4, 7])
+def test_sums_of_what_no_encoder_writes(native_kernels, text, num_wires):
+    """Scales so large that a code times a scale is infinite, though the sum of them were not."""
+    codec, rng = Codec.parse(text), np.random.default_rng(num_wires)
+    starts, lengths = np.zeros(1, np.int64), np.array([32 * 200])
+    parts, numel = layout(codec, lengths), int(lengths[0])
+    wires = [rng.integers(0, 256, parts.nbytes, np.uint8) for _ in range(num_wires)]
+    for wire in wires:
+        scales = rng.choice(np.array(FOREIGN_SCALES, np.uint16), 200)
+        wire[int(parts.scales[0]) : int(parts.scales[-1])] = scales.view(np.uint8)
+    found = [memory(4 * numel) for _ in range(2)]
+    for out, chosen in zip(found, (native_kernels, reference), strict=True):
+        chosen.decode_reduce(codec, wires, starts, lengths, out, "float32", 1)
+    assert np.isinf(found[1].view(np.float32)).any()
+    assert found[0].tobytes() == found[1].tobytes()
 
 
 @pytest.mark.parametrize("streamed", [False, True])

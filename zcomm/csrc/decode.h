@@ -27,12 +27,9 @@ ZC_FN float sum_at(const u8* const (&codes)[N], const float (&scales)[N], i64 i,
     return total;
 }
 
-// Products of codes and scales within these bounds, or with 0, are exact: they have at most 16
-// significant bits, and no exponent of a code takes them near the ends of the range.
-ZC_FN bool has_exact_products(float scale) {
-    u32 magnitude = bits(scale) & ~SIGN;
-    return magnitude == 0 || magnitude - FLUSHED_BELOW < (200u << 23);
-}
+// Products with such a scale are exact: they have at most 16 significant bits, none below 2^-149, and
+// are not too large. What encode writes has few others.
+ZC_FN bool has_exact_products(float scale) { return (bits(scale) & ~SIGN) < bits(0x1p100f); }
 
 #if ZC_SIMD
 // What products with a scale are made from.
@@ -120,7 +117,7 @@ void sum_codes(const u8* const* all_codes, const u8* const* all_scales, i64 n, i
     }
 }
 
-#if defined(__AVX512F__)
+#if ZC_SIMD && defined(__AVX512F__)
 // Decodes int4 to 16-bit values, which one lookup finds, rounded; returns how many bytes were read.
 template <class T, bool STREAMED>
 ZC_FN i64 decode_by_table(const u8* codes, float scale, i64 n, u8* out) {
