@@ -19,7 +19,8 @@ from zcomm.codecs import instances
 from zcomm.device import DeviceMemory
 
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parent.parent / "zcomm" / "csrc"
+ROOT = HERE.parent.parent
+SOURCES = ROOT / "zcomm" / "csrc"
 SANITIZERS = {
     None: ("-O1",),
     "address": (

@@ -100,14 +100,24 @@ def load(cupy: Any, arch: str, kernel: str) -> dict[str, Any]:
     return {name: module.get_function(symbol) for name, symbol in lowered.items()}
 
 
-def _nvrtc() -> Any:
+def why_not() -> str:
+    """Say why nothing can be compiled here; empty where it can."""
     try:
-        return importlib.import_module("cupy_backends.cuda.libs.nvrtc")
-    except ImportError as error:
+        nvrtc = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+        nvrtc.getVersion()
+    except Exception as error:  # what finds libraries for CuPy raises errors of its own
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
+
+
+def _nvrtc() -> Any:
+    reason = why_not()
+    if reason:
         raise CodecError(
-            f"CUDA kernels are compiled with CuPy's NVRTC, which cannot be imported ({error}):"
-            " pip install 'zcomm[cuda13]'"
-        ) from None
+            "CUDA kernels are compiled with CuPy and NVRTC, which cannot be loaded:"
+            f" pip install 'zcomm[cuda13]' ({reason})"
+        )
+    return importlib.import_module("cupy_backends.cuda.libs.nvrtc")
 
 
 def _source(name: str) -> str:

@@ -273,12 +273,13 @@ ZC_FN void encode_row(const Share<Row>& share, const Options& options, float* st
 ZC_FN constexpr int log2_of(int power) { return power < 2 ? 0 : 1 + log2_of(power / 2); }
 
 // Blocks that a multiprocessor has room for: more hide the latency of memory, fewer spill nothing.
-ZC_FN constexpr int resident_blocks(int block, Rounding rounding, bool transform) {
-    return block == 0 ? 2 : rounding == STOCHASTIC ? 3 : transform ? 5 : 6;
+template <Code C, int BLOCK, Rounding R, bool TRANSFORM> ZC_FN constexpr int resident_blocks() {
+    if (BLOCK == 0) return 2;
+    return R == STOCHASTIC || TRANSFORM ? 3 : is_fp8<C>() ? 5 : 6;
 }
 
 template <class T, Code C, int BLOCK, Rounding R, bool TRANSFORM>
-__global__ void __launch_bounds__(MAX_THREADS, resident_blocks(BLOCK, R, TRANSFORM))
+__global__ void __launch_bounds__(MAX_THREADS, (resident_blocks<C, BLOCK, R, TRANSFORM>()))
     encode(const __grid_constant__ Rows rows, const __grid_constant__ Options options) {
     ZC_SHARED(float, staged, BLOCK ? BLOCK : LARGEST_BLOCK);
     Share<Row> share = share_of(rows);
@@ -422,13 +423,13 @@ ZC_FN void check_padding(const Source<SINGLE>& source, const Coded& wire, i64 nu
 template <class T, Code C, bool TRANSFORM, bool SINGLE, bool ALIGNED>
 ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
                       const Options& options) {
-    const int V = 16 / sizeof(T), VECTORS = 16 / V, PARTS = C == INT4 ? 2 : 1;
+    const int V = 16 / sizeof(T), PARTS = C == INT4 ? 2 : 1, VECTORS = 16 / PARTS / V;
     const int BATCH = SINGLE || TRANSFORM ? 1 : 4;
     const Row& row = share.row;
     const int log_block = options.log_block, block = 1 << log_block;
     const int log_nbytes = C == INT4 ? log_block - 1 : log_block;
     i64 num_full = row.numel >> log_block, nbytes = num_full << log_nbytes;
-    i64 num_tiles = (nbytes + 16 * WARP - 1) / (16 * WARP), tile = share.first;
+    i64 num_tiles = (nbytes + WARP * VECTORS * V - 1) / (WARP * VECTORS * V), tile = share.first;
     for (; tile < num_tiles; tile += share.stride) {
         i64 at[VECTORS], element[VECTORS];
         bool inside[VECTORS];
@@ -514,7 +515,7 @@ ZC_FN void decode_rows(const Rows& rows, const Source<SINGLE>& source, const Opt
 }
 
 template <class T, Code C, bool TRANSFORM>
-__global__ void __launch_bounds__(MAX_THREADS, 2)
+__global__ void __launch_bounds__(MAX_THREADS, TRANSFORM ? 2 : 3)
     decode(const __grid_constant__ Rows rows, const __grid_constant__ Options options) {
     decode_rows<T, C, TRANSFORM>(rows, Source<true>{}, options);
 }

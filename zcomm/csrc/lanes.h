@@ -29,9 +29,13 @@ ZC_FN u32 load_half(u64 address) {
     return load_byte(address) | load_byte(address + 1) << 8;
 }
 
-ZC_FN u32 load_word(u64 address) {
-    if (address % 4 == 0) return __ldg(reinterpret_cast<const u32*>(address));
+template <bool ALIGNED> ZC_FN u32 load_word(u64 address) {
+    if (ALIGNED) return __ldg(reinterpret_cast<const u32*>(address));
     return load_half(address) | load_half(address + 2) << 16;
+}
+
+ZC_FN u32 load_word(u64 address) {
+    return address % 4 == 0 ? load_word<true>(address) : load_word<false>(address);
 }
 
 template <int N> ZC_FN Raw<N> load_vector(u64 address) {
@@ -51,16 +55,20 @@ template <int N> ZC_FN Raw<N> load_vector(u64 address) {
 // Whether a vector of N bytes can be accessed at once.
 template <int N> ZC_FN bool is_aligned(u64 address) { return address % N == 0; }
 
+template <int N, bool ALIGNED> ZC_FN Raw<N> load_words(u64 address) {
+    Raw<N> raw;
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) raw.word[i] = load_word<ALIGNED>(address + 4 * i);
+    return raw;
+}
+
 // ALIGNED promises that the address is; else it may be.
 template <int N, bool ALIGNED> ZC_FN Raw<N> load(u64 address) {
     if constexpr (ALIGNED) {
         return load_vector<N>(address);
     } else {
         if (is_aligned<N>(address)) return load_vector<N>(address);
-        Raw<N> raw;
-#pragma unroll
-        for (int i = 0; i < N / 4; ++i) raw.word[i] = load_word(address + 4 * i);
-        return raw;
+        return address % 4 == 0 ? load_words<N, true>(address) : load_words<N, false>(address);
     }
 }
 
@@ -74,10 +82,15 @@ ZC_FN void store_half(u64 address, u32 value) {
     store_byte(address + 1, value >> 8);
 }
 
-ZC_FN void store_word(u64 address, u32 value) {
-    if (address % 4 == 0) return __stcg(reinterpret_cast<u32*>(address), value);
+template <bool ALIGNED> ZC_FN void store_word(u64 address, u32 value) {
+    if (ALIGNED) return __stcg(reinterpret_cast<u32*>(address), value);
     store_half(address, value);
     store_half(address + 2, value >> 16);
+}
+
+ZC_FN void store_word(u64 address, u32 value) {
+    if (address % 4 == 0) store_word<true>(address, value);
+    else store_word<false>(address, value);
 }
 
 template <int N> ZC_FN void store_vector(u64 address, const Raw<N>& raw) {
@@ -92,13 +105,18 @@ template <int N> ZC_FN void store_vector(u64 address, const Raw<N>& raw) {
     }
 }
 
+template <int N, bool ALIGNED> ZC_FN void store_words(u64 address, const Raw<N>& raw) {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) store_word<ALIGNED>(address + 4 * i, raw.word[i]);
+}
+
 template <int N, bool ALIGNED> ZC_FN void store(u64 address, const Raw<N>& raw) {
     if constexpr (ALIGNED) {
         store_vector(address, raw);
     } else {
-        if (is_aligned<N>(address)) return store_vector(address, raw);
-#pragma unroll
-        for (int i = 0; i < N / 4; ++i) store_word(address + 4 * i, raw.word[i]);
+        if (is_aligned<N>(address)) store_vector(address, raw);
+        else if (address % 4 == 0) store_words<N, true>(address, raw);
+        else store_words<N, false>(address, raw);
     }
 }
 
