@@ -83,7 +83,10 @@ def init(
     channel = _channel(control, found, seed)
     agree(channel, _settings(found, min_numel) | asked)
     place, moves, words = placement.choose(device, transport, control)
-    logging.getLogger("zcomm").info("%s, transport %s", words, moves.name)
+    # A job without devices that asked for none has nothing to be told.
+    plain = place is None and device == transport == "auto"
+    level = logging.DEBUG if plain else logging.INFO
+    logging.getLogger("zcomm").log(level, "%s, transport %s", words, moves.name)
     if not _MPI_STREAM:
         _MPI_STREAM.append(Stream())
     channel = replace(channel, transport=moves, device=place)

@@ -49,14 +49,20 @@ def cupy_finds(cupy: Any) -> str:
         return "finds none: " + " ".join(str(error).split())
 
 
-@functools.cache
 def cuda_device(index: int) -> CudaDevice:
     """Return the device of this number, the same object at every call.
 
     Raises:
         ZcommError: CuPy, the driver or the device is missing.
     """
-    return CudaDevice(load_cupy(), index)
+    with _LOCK:
+        if index not in _DEVICES:
+            _DEVICES[index] = CudaDevice(load_cupy(), index)
+        return _DEVICES[index]
+
+
+_DEVICES: dict[int, CudaDevice] = {}
+_LOCK = threading.Lock()
 
 
 class CudaEvent:

@@ -1,8 +1,7 @@
 """Stand-ins for CuPy and torch without a driver: the names that ``zcomm.cuda`` uses, no more.
 
-They run on a ``FakeDevice``, late and in the order of events. They are not CuPy and torch: what they
-show is that ``CudaDevice`` calls what it means to call, with the device selected, on the stream
-that it means.
+They run on a ``FakeDevice``, late and in the order of events. They are not the real ones: they show
+that ``CudaDevice`` calls what it means to call, with the device selected, on the stream it means.
 """
 
 import contextlib

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,8 @@ def cupy(monkeypatch, emulator):
     double = Double(FakeDevice(records=False))
     monkeypatch.setitem(sys.modules, "cupy", double)
     monkeypatch.setattr(kinds, "KINDS", [k for k in kinds.KINDS if not isinstance(k, FakeKind)])
+    monkeypatch.setattr(cuda, "_DEVICES", {})
     cuda.load_cupy.cache_clear()
-    cuda.cuda_device.cache_clear()
 
     def load(module, arch, kernel):
         assert (module, arch) == (double, "sm_90")
@@ -49,7 +50,6 @@ def cupy(monkeypatch, emulator):
     monkeypatch.setattr(compiler, "load", load)
     yield double
     cuda.load_cupy.cache_clear()
-    cuda.cuda_device.cache_clear()
 
 
 def program(comm, array, read):
@@ -109,8 +109,9 @@ def test_a_codec_works_on_the_stream_of_its_caller(cupy):
 
 
 def test_a_device_is_made_once_and_says_what_it_is(cupy):
-    device = cuda.cuda_device(0)
-    assert device is cuda.cuda_device(0)
+    with ThreadPoolExecutor(8) as threads:
+        made = set(threads.map(cuda.cuda_device, [0] * 50))
+    (device,) = made
     assert (device.name, device.title, device.num_multiprocessors) == ("cuda:0", "a double", 4)
     device.make_current()
     assert cupy.selected() == [0]

@@ -1,5 +1,6 @@
 """Where arrays may lie, which device and transport a job gets, and what is refused, in one line."""
 
+import importlib.util
 import sys
 import threading
 import types
@@ -239,11 +240,19 @@ def test_ranks_are_counted_on_each_host(monkeypatch):
 
 @pytest.mark.mpi
 def test_this_job_says_once_what_it_runs_on(caplog):
-    with caplog.at_level("INFO", logger="zcomm"), zcomm.init(abort=False) as comm:
+    with caplog.at_level("INFO"), zcomm.init(abort=False, transport="mpi") as comm:
         assert comm.device == "cpu" or comm.device.startswith("cuda:")
         said = [one.getMessage() for one in caplog.records if "transport" in one.getMessage()]
         assert len(said) == (comm.rank == 0)
         assert all(one.startswith(f"device {comm.device} (") for one in said)
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"transport": "nccl"}])
+def test_a_device_that_is_asked_for_and_is_not_there(options):
+    with pytest.raises(ZcommError, match=r"'(cuda|nccl)': CuPy is not installed"):
+        zcomm.init(abort=False, **options)
 
 
 @pytest.mark.mpi(min_size=2)
