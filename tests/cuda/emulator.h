@@ -150,7 +150,7 @@ void launch(unsigned grid, unsigned threads, const std::function<void()>& kernel
 
 template <class T> T __ldg(const T* address) { return *address; }
 template <class T> T __ldcg(const T* address) { return *address; }
-template <class T> void __stcg(T* address, T value) { *address = value; }
+template <class T> void __stcs(T* address, T value) { *address = value; }
 inline uint32_t atomicExch(uint32_t* address, uint32_t value) {
     return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
 }

@@ -38,6 +38,7 @@ MAX_ROWS, MAX_WIRES = 56, 96  # with these, parameters stay below the 4096 bytes
 THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 8
 WARP, ELEMENTS_OF_WARP = 32, 512  # about what a warp does at once
+UNIT_ONE = 0x4B000000  # 2^23 as float32; what it is for, add_nibbles in kernels.cu says
 WHOLE = 16  # bytes that a lane reads at once
 
 Addresses = npt.NDArray[np.uint64]
@@ -83,6 +84,7 @@ OPTIONS = np.dtype(
         ("transformed", np.int32),
         ("saturate", np.int32),
         ("misalignment", np.int32),
+        ("unit_one", np.uint32),
     ],
     align=True,
 )
@@ -192,22 +194,79 @@ def decode_reduce_encode(
     seed: int = 0,
 ) -> None:
     """Do what ``reference.decode_reduce_encode`` does; padding that is not zero shows later."""
+    decode_reduce_encode_batch(codec_in, codec_out, [(wires, lengths, out, seed)])
+
+
+Part = tuple[Sequence[DeviceMemory], Lengths, DeviceMemory, int]
+
+
+def decode_reduce_encode_batch(codec_in: Codec, codec_out: Codec, parts: Sequence[Part]) -> None:
+    """Pass several parts on: (wires, lengths, out, seed) of each, as for ``decode_reduce_encode``.
+
+    At once where there is an instance for it and the wires of every part lie in the same messages,
+    one after the other: those of the first part, moved by the same number of bytes.
+
+    Raises:
+        ValueError: as ``decode_reduce_encode``.
+        CodecError: as ``check``.
+    """
+    device = parts[0][2].device
+    kernel = codec_in.quantised and instances.decode_reduce_encode(codec_in, codec_out)
+    first = parts[0][0]
+    if not kernel or len(first) > MAX_WIRES or not all(_moved(first, part[0]) for part in parts):
+        for part in parts:
+            _decode_reduce_encode(codec_in, codec_out, *part)
+        return
+    rows = [_passed(codec_in, codec_out, first, *part) for part in parts]
+    check(device)
+    options = _options(device, codec_in, wires=[wire for part in parts for wire in part[0]])
+    _launch(device, kernel, np.concatenate(rows), _wires(first), options)
+
+
+def _moved(first: Sequence[DeviceMemory], wires: Sequence[DeviceMemory]) -> bool:
+    """Tell whether wires are the first ones, all moved by the same number of bytes."""
+    if len(wires) != len(first):
+        return False
+    moves = {wire.pointer - origin.pointer for wire, origin in zip(wires, first, strict=True)}
+    return len(moves) == 1 and min(moves) >= 0
+
+
+def _passed(
+    codec_in: Codec,
+    codec_out: Codec,
+    first: Sequence[DeviceMemory],
+    wires: Sequence[DeviceMemory],
+    lengths: Lengths,
+    out: DeviceMemory,
+    seed: int,
+) -> Rows:
+    """Return the rows of one part, relative to the wires of the first."""
     message_in = check_wires(codec_in, list(map(_sized, wires)), lengths, padding=False)
+    message_out = check_out(codec_out, lengths, _sized(out))
+    rows = _rows(PASSED_ROW, message_in, lengths, wires[0].pointer - first[0].pointer)
+    rows_out = _rows(ROW, message_out, lengths, out.pointer)
+    for name in ("codes", "scales", "code_padding", "scale_padding"):
+        rows[f"out_{name}"] = rows_out[name]
+    rows["seed"] = seed
+    return rows
+
+
+def _decode_reduce_encode(
+    codec_in: Codec,
+    codec_out: Codec,
+    wires: Sequence[DeviceMemory],
+    lengths: Lengths,
+    out: DeviceMemory,
+    seed: int,
+) -> None:
+    """Sum the wires of one part, then encode the sum."""
+    check_wires(codec_in, list(map(_sized, wires)), lengths, padding=False)
     message_out = check_out(codec_out, lengths, _sized(out))
     check(out.device)
     rows_out = _rows(ROW, message_out, lengths, out.pointer)
     if not codec_out.quantised:
         dtype = CAST_DTYPE[codec_out.format]
         _sum(out.device, codec_in, wires, lengths, rows_out["codes"], dtype)
-        return
-    kernel = codec_in.quantised and instances.decode_reduce_encode(codec_in, codec_out)
-    if kernel and len(wires) <= MAX_WIRES:
-        rows = _rows(PASSED_ROW, message_in, lengths)
-        for name in ("codes", "scales", "code_padding", "scale_padding"):
-            rows[f"out_{name}"] = rows_out[name]
-        rows["seed"] = seed
-        options = _options(out.device, codec_in, wires=wires)
-        _launch(out.device, kernel, rows, _wires(wires), options)
         return
     sums, rows_out["values"] = _sums(out.device, lengths)
     rows_out["seed"] = seed
@@ -354,6 +413,7 @@ def _options(
     result["complaint"] = _complaint(device).ctypes.data
     result["divisor"] = divisor
     result["saturate"] = saturate
+    result["unit_one"] = UNIT_ONE
     for wire in wires:
         result["misalignment"] |= wire.pointer % WHOLE
     if codec is not None and codec.quantised:

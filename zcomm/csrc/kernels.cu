@@ -66,6 +66,7 @@ struct Options {
     int transformed;
     int saturate;
     int misalignment;  // the lowest bits of all wires' addresses, together
+    u32 unit_one;      // UNIT_ONE; see add_nibbles
 };
 
 // The part of a row's tiles that a warp does: first, first + stride, ...
@@ -297,20 +298,30 @@ __global__ void __launch_bounds__(MAX_THREADS, (resident_blocks<C, BLOCK, R, TRA
 
 // ---- Values of codes
 
-// Whether code * scale is exact in float32 for all codes, so that it can be added by one FMA.
-template <Code C> ZC_FN bool exact_products(u32 stored) {
+// Whether a scale, and its 2^-12th, times any code is exact in float32: one FMA then adds it.
+ZC_FN bool exact_products(u32 stored) {
     u32 magnitude = stored & 0x7FFFu;
-    const u32 from = is_fp8<C>() ? (FLUSHED_BELOW >> 16) : 0u, to = (127u + 110u) << 7;
+    const u32 from = FLUSHED_BELOW >> 16, to = (127u + 110u) << 7;
     return magnitude - from < to - from || magnitude == 0;
 }
 
+enum : u32 { UNIT_ONE = 0x4B000000u };  // 2^23: the lowest bit of its float is worth 1
+
 // Of V bytes of codes, the value of byte k; of int4 its low nibble, or the high one.
+//
+// An integer without sign becomes the lowest bits of a float, from which its offset is taken: so
+// does no conversion, of which a device does fewer at a time.
 template <Code C> ZC_FN float code_value(const u32* words, int k, bool high) {
     u32 word = words[k / 4];
-    int place = 8 * (k % 4);
-    if constexpr (is_fp8<C>()) return fp8_value<C>(byte_of(words, k));
-    else if constexpr (C == INT8) return float(int(word << (24 - place)) >> 24);
-    else return float(int(word << (high ? 24 - place : 28 - place)) >> 28);
+    if constexpr (is_fp8<C>()) {
+        return fp8_value<C>(byte_of(words, k));
+    } else if constexpr (C == INT8) {
+        u32 pattern = __byte_perm(word ^ 0x80808080u, UNIT_ONE, 0x7440 + k % 4);
+        return sub(flt(pattern), 8388608.0f + 128.0f);
+    } else {
+        u32 nibble = word >> (8 * (k % 4) + (high ? 4 : 0));
+        return sub(flt((nibble & 0xFu) ^ (UNIT_ONE | 8u)), 8388608.0f + 8.0f);
+    }
 }
 
 // Adds what V bytes of codes stand for.
@@ -323,11 +334,40 @@ ZC_FN void add_codes(float (&sums)[V], const Raw<V>& raw, float scale, bool high
     }
 }
 
+// Of int4, where products are exact: a nibble is taken where it lies, times a power of two that the
+// scale is divided by. UNIT_ONE is a parameter, which stays in a register: a compiler that knows its
+// value spends more instructions on moving it than all others together.
+template <int V>
+ZC_FN void add_nibbles(float (&low)[V], float (&high)[V], const Raw<V>& raw, float scale,
+                       u32 unit_one) {
+    float scales[4];
+    scales[0] = scale;
+#pragma unroll
+    for (int p = 1; p < 4; ++p) scales[p] = mul(scale, 1.0f / float(1 << (4 * p)));
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+        u32 word = raw.word[i / 4] >> (16 * (i / 2 % 2));
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            int p = 2 * (i % 2) + h;
+            float pattern = flt((word & (0xFu << (4 * p))) ^ (unit_one ^ (8u << (4 * p))));
+            float code = sub(pattern, 8388608.0f + float(8 << (4 * p)));
+            float& sum = h ? high[i] : low[i];
+            sum = fused(code, scales[p], sum);
+        }
+    }
+}
+
 // Of int4 V low nibbles to one half of a block, and V high ones to the other.
 template <Code C, bool EXACT, int V>
-ZC_FN void add_both(float (&low)[V], float (&high)[V], const Raw<V>& raw, float scale) {
-    add_codes<C, EXACT>(low, raw, scale, false);
-    if (C == INT4) add_codes<C, EXACT>(high, raw, scale, true);
+ZC_FN void add_both(float (&low)[V], float (&high)[V], const Raw<V>& raw, float scale,
+                    u32 unit_one) {
+    if constexpr (C == INT4 && EXACT) {
+        add_nibbles(low, high, raw, scale, unit_one);
+    } else {
+        add_codes<C, EXACT>(low, raw, scale, false);
+        if (C == INT4) add_codes<C, EXACT>(high, raw, scale, true);
+    }
 }
 
 template <int V> ZC_FN void add_values(float (&sums)[V], const float (&values)[V]) {
@@ -426,6 +466,7 @@ ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
     const int V = 16 / sizeof(T), PARTS = C == INT4 ? 2 : 1, VECTORS = 16 / PARTS / V;
     const int BATCH = SINGLE || TRANSFORM ? 1 : 4;
     const Row& row = share.row;
+    const u32 unit_one = options.unit_one;
     const int log_block = options.log_block, block = 1 << log_block;
     const int log_nbytes = C == INT4 ? log_block - 1 : log_block;
     i64 num_full = row.numel >> log_block, nbytes = num_full << log_nbytes;
@@ -443,7 +484,9 @@ ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
             element[v] = C == INT4 ? first + (at[v] & (block / 2 - 1)) : at[v];
 #pragma unroll
             for (int p = 0; p < PARTS; ++p)
-                begin(sums[v][p], row.carry ? row.carry + 4 * (element[v] + p * block / 2) : 0);
+                begin(sums[v][p], SINGLE || !row.carry
+                                      ? 0
+                                      : row.carry + 4 * (element[v] + p * block / 2));
         }
 #pragma unroll 1
         for (int w = 0; w < source.count(); w += BATCH) {
@@ -459,7 +502,7 @@ ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
                     raw[i][v] = load<V, ALIGNED>(wire + row.wire.codes + at[v]);
                     stored[i][v] = load_scale<ALIGNED>(wire + row.wire.scales +
                                                        2 * (at[v] >> log_nbytes));
-                    exact = exact && exact_products<C>(stored[i][v]);
+                    exact = exact && exact_products(stored[i][v]);
                 }
             }
 #pragma unroll
@@ -473,8 +516,8 @@ ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
                     if constexpr (TRANSFORM && C == INT4)
                         add_transformed<C>(low, high, raw[i][v], scale, block);
                     else if constexpr (TRANSFORM) add_transformed<C>(low, raw[i][v], scale);
-                    else if (exact) add_both<C, true>(low, high, raw[i][v], scale);
-                    else add_both<C, false>(low, high, raw[i][v], scale);
+                    else if (exact) add_both<C, true>(low, high, raw[i][v], scale, unit_one);
+                    else add_both<C, false>(low, high, raw[i][v], scale, unit_one);
                 }
             }
         }
@@ -535,6 +578,7 @@ ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
     const int V = 16, HALF = BLOCK / 2, LANES = BLOCK / (2 * V), PIECES = IN == INT4 ? 1 : 2;
     const int BATCH = TRANSFORM_IN ? 1 : 4 / PIECES, LOG_BLOCK = log2_of(BLOCK);
     const bool stochastic = R == STOCHASTIC;
+    const u32 unit_one = options.unit_one;
     const PassedRow& row = share.row;
     i64 num_full = row.numel >> LOG_BLOCK;
     i64 num_tiles = (num_full * LANES + WARP - 1) / WARP, tile = share.first;
@@ -561,7 +605,7 @@ ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
                     raw[i][p] = load<V, ALIGNED>(source[w + i] + row.wire.codes + code);
                     stored[i][p] =
                         load_scale<ALIGNED>(source[w + i] + row.wire.scales + 2 * scale);
-                    exact = exact && exact_products<IN>(stored[i][p]);
+                    exact = exact && exact_products(stored[i][p]);
                 }
             }
 #pragma unroll
@@ -574,12 +618,15 @@ ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
                 } else if constexpr (TRANSFORM_IN) {
                     add_transformed<IN>(low, raw[i][0], scale);
                     add_transformed<IN>(high, raw[i][PIECES - 1], other);
+                } else if (IN == INT4) {
+                    if (exact) add_both<IN, true>(low, high, raw[i][0], scale, unit_one);
+                    else add_both<IN, false>(low, high, raw[i][0], scale, unit_one);
                 } else if (exact) {
                     add_codes<IN, true>(low, raw[i][0], scale, false);
-                    add_codes<IN, true>(high, raw[i][PIECES - 1], other, true);
+                    add_codes<IN, true>(high, raw[i][PIECES - 1], other, false);
                 } else {
                     add_codes<IN, false>(low, raw[i][0], scale, false);
-                    add_codes<IN, false>(high, raw[i][PIECES - 1], other, true);
+                    add_codes<IN, false>(high, raw[i][PIECES - 1], other, false);
                 }
             }
         }
