@@ -40,8 +40,12 @@ class Compiled:
     log: str
 
 
-def compiled(arch: str, names: Sequence[str], flags: Sequence[str] = ()) -> Compiled:
-    """Compile instances for an architecture such as ``sm_90``, with more ``flags``.
+def compiled(
+    arch: str, names: Sequence[str], flags: Sequence[str] = (), source: str | None = None
+) -> Compiled:
+    """Compile instances for an architecture such as ``sm_90``.
+
+    ``flags`` are added to those of this module; ``source`` takes the place of the kernels.
 
     Raises:
         CodecError: NVRTC does not know the architecture, or refuses the source.
@@ -49,7 +53,7 @@ def compiled(arch: str, names: Sequence[str], flags: Sequence[str] = ()) -> Comp
     nvrtc = _nvrtc()
     headers = tuple(_source(name).encode() for name in HEADERS)
     program = nvrtc.createProgram(
-        _source(SOURCE), SOURCE, headers, tuple(name.encode() for name in HEADERS)
+        source or _source(SOURCE), SOURCE, headers, tuple(name.encode() for name in HEADERS)
     )
     try:
         for name in names:
