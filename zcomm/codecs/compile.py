@@ -124,13 +124,17 @@ def _nvrtc() -> Any:
     return importlib.import_module("cupy_backends.cuda.libs.nvrtc")
 
 
+def _version() -> tuple[int, int]:
+    version: tuple[int, int] = _nvrtc().getVersion()
+    return version
+
+
 def _source(name: str) -> str:
     return (resources.files("zcomm") / "csrc" / name).read_text()
 
 
 def _key(arch: str, names: Sequence[str]) -> str:
-    version = _nvrtc().getVersion()
-    parts = [*map(_source, (SOURCE, *HEADERS)), *FLAGS, arch, str(version), *names]
+    parts = [*map(_source, (SOURCE, *HEADERS)), *FLAGS, arch, str(_version()), *names]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
