@@ -96,6 +96,12 @@ class FakeKernels:
     def decode_reduce_encode(self, codec_in, wires, codec_out, lengths, out, seed=0):
         self._launch("decode_reduce_encode", [*wires, out], codec_in, codec_out, lengths, seed)
 
+    def decode_reduce_encode_batch(self, codec_in, codec_out, parts):
+        self.device.launched.append("decode_reduce_encode_batch")
+        for wires, lengths, out, seed in parts:
+            how = codec_in, codec_out, lengths, seed
+            self._enqueue("decode_reduce_encode", [*wires, out], *how)
+
     def _launch(self, name, memories, *how):
         self.device.launched.append(name)
         self._enqueue(name, memories, *how)
