@@ -1,4 +1,4 @@
-// Loops that read codes and scales: the values of one wire in any dtype, sums of several in float32.
+// Loops that read codes and scales: values of one wire in any dtype, sums of several in float32.
 #pragma once
 
 #include "elements.h"
@@ -27,8 +27,8 @@ ZC_FN float sum_at(const u8* const (&codes)[N], const float (&scales)[N], i64 i,
     return total;
 }
 
-// Products with such a scale are exact: they have at most 16 significant bits, none below 2^-149, and
-// are not too large. What encode writes has few others.
+// Products with such a scale are exact: they have at most 16 significant bits, none below 2^-149,
+// and are not too large. Encoders write few others.
 ZC_FN bool has_exact_products(float scale) { return (bits(scale) & ~SIGN) < bits(0x1p100f); }
 
 #if ZC_SIMD

@@ -82,7 +82,8 @@ template <class T, bool SATURATE> ZC_FN H rounded_halves(F v) {
     }
 #if defined(__F16C__)
     else {
-        F bounded = SATURATE ? within_fp16(v) : v;  // the one NaN of float32 becomes that of float16
+        F bounded = SATURATE ? within_fp16(v) : v;
+        // The one NaN of float32 becomes that of float16.
         return fp16_of(flt(where_nan(v, splat(u32(NAN_F32)), bits(bounded))));
     }
 #endif

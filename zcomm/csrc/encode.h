@@ -66,7 +66,7 @@ template <Code C, Rounding R> ZC_FN u32 code_of(float scaled, const u8* drawn, i
 template <Code C, Rounding R> ZC_FN I code_lanes(F scaled, const u8* drawn, i64 i) {
     if constexpr (C == E4M3 || C == E5M2) return fp8_codes<C>(scaled);
     else if constexpr (R == STOCHASTIC)
-        return nearest(stochastically_rounded<C>(scaled, lanes<float>(drawn, i)));
+        return stochastic_codes<C>(scaled, lanes<float>(drawn, i));
     else return nearest(scaled);
 }
 
@@ -139,8 +139,8 @@ ZC_FN void quantise4(const u8* __restrict in, i64 n, const Scale& scale, const u
 template <class T, Code C, Rounding R, bool STREAMED>
 ZC_FN void encode_loop(const u8* __restrict in, i64 n, i64 block, Random random,
                        u8* __restrict codes, u8* __restrict scales) {
-    alignas(64) u8 drawn[R == STOCHASTIC ? 4 * zcomm::TILE : 1];
-    if (R == STOCHASTIC) draw(random, n, drawn);
+    alignas(64) u8 drawn[R == STOCHASTIC ? 4 * (zcomm::TILE + DRAWN) : 1];
+    if (R == STOCHASTIC) draw<sizeof(T)>(random, n, drawn, in);
     i64 group = block > GROUP ? block : GROUP;
     for (i64 begin = 0; begin < n; begin += group) {
         i64 end = n - begin < group ? n : begin + group, count = 0;

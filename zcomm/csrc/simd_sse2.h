@@ -41,10 +41,11 @@ ZC_FN I nearest(F v) { return _mm_cvtps_epi32(v); }
 ZC_FN F multiply_add(F a, F b, F c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
 ZC_FN F smaller(F a, F b) { return _mm_min_ps(a, b); }
 ZC_FN F larger(F a, F b) { return _mm_max_ps(a, b); }
-ZC_FN F floor(F v) {
-    F rounded = _mm_cvtepi32_ps(_mm_cvtps_epi32(v));
-    return _mm_sub_ps(rounded, _mm_and_ps(_mm_cmplt_ps(v, rounded), splat(1.0f)));
+ZC_FN I floor(F v) {
+    I rounded = _mm_cvtps_epi32(v);
+    return _mm_add_epi32(rounded, bits(_mm_cmplt_ps(v, _mm_cvtepi32_ps(rounded))));
 }
+ZC_FN I plus_one_where_less(F a, F b, I v) { return _mm_sub_epi32(v, bits(_mm_cmplt_ps(a, b))); }
 
 ZC_FN I add(I a, I b) { return _mm_add_epi32(a, b); }
 ZC_FN I sub(I a, I b) { return _mm_sub_epi32(a, b); }
