@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.codecs.cases import Call, cases, differences, outcomes
 from tests.codecs.inputs import CODECS, drawn, memory, messages
 from zcomm import Codec
-from zcomm.codecs import cuda, instances, reference
+from zcomm.codecs import cuda, instances, parameters, reference
 from zcomm.codecs.wire import layout
 from zcomm.errors import CodecError
 
@@ -50,7 +50,9 @@ def test_any_message(kernels, message, codec_out, dtype_out, num_wires, divisor,
 
 
 @pytest.mark.parametrize("text", BLOCKS_OF_ALL)
-@pytest.mark.parametrize("num_wires", [cuda.MAX_WIRES, cuda.MAX_WIRES + 1, 2 * cuda.MAX_WIRES + 1])
+@pytest.mark.parametrize(
+    "num_wires", [parameters.MAX_WIRES, parameters.MAX_WIRES + 1, 2 * parameters.MAX_WIRES + 1]
+)
 def test_more_wires_than_a_launch_takes(device, kernels, text, num_wires):
     codec, lengths, starts = Codec.parse(text), np.array([70, 0, 301]), np.array([3, 80, 90])
     rng = np.random.default_rng(num_wires)
@@ -64,7 +66,7 @@ def test_more_wires_than_a_launch_takes(device, kernels, text, num_wires):
         for chosen, out in zip((kernels, reference), results, strict=True):
             chosen.decode_reduce(codec, wires, starts, lengths, out, dtype, num_wires)
         assert results[0].tobytes() == results[1].tobytes()
-    launches = -(-num_wires // cuda.MAX_WIRES)
+    launches = -(-num_wires // parameters.MAX_WIRES)
     assert len(device.launches) == len(instances.DTYPES) * launches
     results = [memory(layout(codec, lengths).nbytes, 1) for _ in range(2)]
     for chosen, out in zip((kernels, reference), results, strict=True):
@@ -103,7 +105,7 @@ def read(memory):
 
 def test_rows_beyond_one_launch_and_a_shared_grid(device, kernels):
     codec = Codec.parse("int8:block=32")
-    lengths = np.array([40000, *[1] * (2 * cuda.MAX_ROWS), 40000, 0], np.int64)
+    lengths = np.array([40000, *[1] * (2 * parameters.MAX_ROWS), 40000, 0], np.int64)
     starts = np.cumsum(lengths) - lengths
     x = drawn(np.random.default_rng(1), "normal", int(lengths.sum()), "float32")
     wires = [memory(layout(codec, lengths).nbytes) for _ in range(2)]
@@ -157,10 +159,14 @@ def test_wrong_sizes_are_refused_before_anything_is_launched(device, kernels, ch
 
 def test_structures_have_the_sizes_that_the_kernels_know(device):
     sizes = device.parameter_nbytes("zc::decode_reduce<float, zc::INT8, false>")
-    assert sizes == [cuda._LISTS[cuda.ROW].itemsize, cuda.WIRES.itemsize, cuda.OPTIONS.itemsize]
+    assert sizes == [
+        parameters.LISTS[parameters.ROW].itemsize,
+        parameters.WIRES.itemsize,
+        parameters.OPTIONS.itemsize,
+    ]
     assert sum(sizes) <= 4096
     fused = instances.decode_reduce_encode(Codec.parse("int8"), Codec.parse("int8"))
-    assert device.parameter_nbytes(fused)[0] == cuda._LISTS[cuda.PASSED_ROW].itemsize
+    assert device.parameter_nbytes(fused)[0] == parameters.LISTS[parameters.PASSED_ROW].itemsize
 
 
 def test_every_instance_is_taken_by_some_codec():

@@ -18,10 +18,11 @@ import sys
 from tests.codecs.cases import cases, differences, outcomes
 from tests.cuda.emulator import EmulatedDevice
 from tests.cuda.on_device import OnDevice
-from zcomm.codecs import cuda, reference
+from zcomm.codecs import cuda, parameters, reference
 
 library, threads, most_segments = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-cuda.THREADS, cuda.BLOCKS_PER_MULTIPROCESSOR = threads, 2
+cuda.THREADS = parameters.THREADS = threads
+parameters.BLOCKS_PER_MULTIPROCESSOR = 2
 kernels = OnDevice(EmulatedDevice(library), margin=0)
 for case in cases("smoke"):
     if len(case.sizes) <= most_segments:

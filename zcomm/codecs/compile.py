@@ -26,7 +26,7 @@ from typing import Any
 from zcomm.errors import CodecError
 
 SOURCE = "kernels.cu"
-HEADERS = ("codec.h", "lanes.h")
+HEADERS = ("codec.h", "cuda_lanes.h", "cuda_rows.h", "cuda_encode.h", "cuda_decode.h")
 FLAGS = ("-std=c++17", "--device-as-default-execution-space")
 
 
