@@ -21,7 +21,7 @@ ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
 DISASSEMBLERS = ("cu13", "cuda_nvdisasm")
 DIVISION = 100  # a start of one (FCHK) outweighs what is added (FFMA, FADD) after it
 
-# Of PTX that the compiler wrote itself: moves, exact conversions, memory.
+# Moves, exact conversions, memory.
 HARMLESS = re.compile(
     r"(mov|selp|ld\.\S+|st\.\S+|shfl\.\S+|cvt\.rn)\.(f32|b32)(\.s32|\.u32|\.s16|\.u16|\.s8)? "
 )
@@ -166,11 +166,9 @@ def floating_point(ptx):
         if line.startswith("//"):
             inside = "begin inline asm" in line or (inside and "end inline asm" not in line)
         elif not line.startswith(".") and FLOATING.search(line):
-            line = re.sub(r"^@!?%p\d+ ", "", line)
-            if inside:
-                by_hand.add(line.split()[0])
-            elif not HARMLESS.match(line.replace("\t", " ")):
-                by_compiler.add(line.split()[0])
+            line = re.sub(r"^@!?%p\d+ ", "", line).replace("\t", " ")
+            if not HARMLESS.match(line):
+                (by_hand if inside else by_compiler).add(line.split()[0])
     return by_hand, by_compiler
 
 
