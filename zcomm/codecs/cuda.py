@@ -314,7 +314,8 @@ def _options(device: Device, codec: Codec | None, **rest: Any) -> Any:
 
 def _complaint(device: Device) -> npt.NDArray[np.uint32]:
     """Return the word, in memory that both host and device reach, where a device complains."""
-    with _LOCK:  # kernels hold the address of the word: there is one, however many ranks are threads
+    # Kernels hold the address of the word, so there is one, also where ranks are threads.
+    with _LOCK:
         if device not in _COMPLAINTS:
             word = device.pinned(4).view(np.uint32)
             word[0] = 0
