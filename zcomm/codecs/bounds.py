@@ -53,14 +53,14 @@ def error_bound(codec: Codec, x: Bytes, dtype: str, out_dtype: str) -> Bounds:
 
 
 @exact_subnormals()
-def narrowing(x: Bounds, values: Bytes) -> Bounds:
-    """Return what the elements of ``x`` lost when they became the float32 in ``values``.
+def widened(bound: Bounds, values: Bytes, x: Bounds) -> Bounds:
+    """Return the bound of elements of float64, given that of the float32 that they became.
 
-    That is 0 where they became infinite or NaN: the bound of such a value holds for ``x``, too.
+    What they lost is added, but where they became infinite or NaN: that bound says all there is.
     """
     narrow = typed(values, "float32").astype(np.float64)
     with np.errstate(all="ignore"):
-        return np.where(np.isfinite(narrow), np.abs(x - narrow), 0.0)
+        return bound + np.where(np.isfinite(narrow), np.abs(x - narrow), 0.0)
 
 
 def _quantised(codec: Codec, rows: Floats) -> Bounds:

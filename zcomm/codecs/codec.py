@@ -198,7 +198,7 @@ class Codec:
         is NaN, and infinite where a cast, or the inverse of a transform, may overflow, or has.
         ``x`` counts as one segment; of float64, becoming float32 is a part of the error.
         """
-        from .bounds import error_bound, narrowing
+        from .bounds import error_bound, widened
 
         values, name = memory.view(x)
         wide = memory.float64(x)
@@ -207,7 +207,7 @@ class Codec:
             exact = None if wide is None else on_host(wide).view(np.float64)
         bound = error_bound(self.on_wire(name), host, name, memory.dtype_name(dtype))
         if exact is not None:
-            bound = bound + narrowing(exact, host)
+            bound = widened(bound, host, exact)
         return bound.reshape(tuple(x.shape))
 
 
