@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from topology import Topology
 from zcomm import environment
@@ -38,6 +39,14 @@ class Channel:
         """Number of ranks."""
         return len(self.ranks)
 
+    @cached_property
+    def near(self) -> frozenset[int]:
+        """The other ranks that share memory with this one."""
+        windows = self.transport.windows
+        shared = frozenset() if windows is None else windows.ranks
+        near = {rank for rank, number in enumerate(self.ranks) if number in shared}
+        return frozenset(near - {self.rank})
+
     def exchange(
         self,
         operation: str,
@@ -47,11 +56,14 @@ class Channel:
         *,
         doing: str | None = None,
         patient: bool = False,
+        tag: int = 0,
+        first: bool = True,
     ) -> None:
         """Send and receive one message per peer, counted under ``operation``.
 
         ``logical`` says what each message holds in the caller's dtype (default: its wire bytes),
-        ``doing`` what is done, in words.
+        ``doing`` what is done, in words. ``tag`` tells the messages of several exchanges apart; an
+        exchange that is not the ``first`` of its call is not counted as a call.
 
         Raises:
             CollectiveTimeout: naming the peers whose message has not arrived after
@@ -64,20 +76,26 @@ class Channel:
             nbytes = memory.size if logical is None else logical[peer]
             self.traffic.record(operation, level, logical=nbytes, wire=memory.size)
         for level in levels:
-            self.traffic.record(operation, level, calls=1)
+            self.traffic.record(operation, level, calls=int(first))
         with self.clock.measure("comm"):
             timeout = None if patient else environment.seconds("ZCOMM_TIMEOUT")
             late = self.transport.exchange(
                 {self.ranks[peer]: memory for peer, memory in sends.items()},
                 {self.ranks[peer]: memory for peer, memory in recvs.items()},
                 timeout=timeout,
+                tag=tag,
             )
         if late:
-            peers = in_words(sorted(self.ranks.index(peer) for peer in late))
-            raise CollectiveTimeout(
-                f"rank {self.rank} waited {timeout:g} s in {doing or operation} for {peers} "
-                "(ZCOMM_TIMEOUT sets the limit)"
-            )
+            assert timeout is not None
+            raise self.timed_out(doing or operation, timeout, late)
+
+    def timed_out(self, doing: str, timeout: float, late: Iterable[int]) -> CollectiveTimeout:
+        """Return the error that names the ranks (numbers of the transport) that have not come."""
+        peers = in_words(sorted(self.ranks.index(peer) for peer in set(late)))
+        return CollectiveTimeout(
+            f"rank {self.rank} waited {timeout:g} s in {doing} for {peers} "
+            "(ZCOMM_TIMEOUT sets the limit)"
+        )
 
 
 def in_words(ranks: Sequence[int]) -> str:

@@ -1,4 +1,5 @@
-// The Python module zcomm._native: the four kernels on uint8 arrays, and the choice of loops.
+// The Python module zcomm._native: the four kernels on uint8 arrays, the choice of loops, and
+// counters in shared memory.
 //
 // Every kernel returns a Status as an int and runs without the GIL.
 #include <nanobind/nanobind.h>
@@ -13,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "counters.h"
 #include "message.h"
 
 namespace nb = nanobind;
@@ -38,6 +40,7 @@ using zcomm::Segments;
 
 using Readable = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Writable = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Counters = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 struct InstructionSet {
@@ -156,6 +159,11 @@ int decode_reduce_encode(const Description& codec_in, const std::vector<Readable
                                        codec_of(codec_out), segments, output(out), seed);
 }
 
+uint64_t* counter(const Counters& counters, size_t index) {
+    if (index >= counters.size()) throw nb::index_error("no such counter");
+    return counters.data() + index;
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -174,4 +182,21 @@ NB_MODULE(_native, module) {
     module.def("decode_reduce_encode", &decode_reduce_encode, "codec_in"_a,
                "wires"_a.noconvert(), "codec_out"_a, "lengths"_a.noconvert(),
                "out"_a.noconvert(), "seed"_a);
+    module.def("load_counter",
+               [](const Counters& counters, size_t index) {
+                   return zcomm::load_counter(counter(counters, index));
+               },
+               "counters"_a.noconvert(), "index"_a);
+    module.def("store_counter",
+               [](const Counters& counters, size_t index, uint64_t value) {
+                   zcomm::store_counter(counter(counters, index), value);
+               },
+               "counters"_a.noconvert(), "index"_a, "value"_a);
+    module.def("equal_counters",
+               [](const Counters& counters, const Counters& values) {
+                   return counters.size() == values.size() &&
+                          zcomm::equal_counters(counters.data(), values.data(),
+                                                i64(values.size()));
+               },
+               "counters"_a.noconvert(), "values"_a.noconvert());
 }

@@ -11,6 +11,23 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from zcomm.device import Device, HostMemory, Memory
+from zcomm.transports.windows import Windows
+
+
+class Pending(Protocol):
+    """Messages on their way."""
+
+    def done(self) -> bool:
+        """Tell whether all have arrived, or may be overwritten; moves them on."""
+
+    def late(self) -> list[int]:
+        """Return the ranks whose message has not arrived, or has not left."""
+
+    def wait(self, seconds: float) -> None:
+        """Give the core away, until something may have happened; at most so long where it can."""
+
+    def abandon(self) -> None:
+        """Keep the memory of messages that nobody waits for any more: they may still arrive."""
 
 
 class Transport(Protocol):
@@ -28,6 +45,7 @@ class Transport(Protocol):
         recvs: Mapping[int, Memory],
         *,
         timeout: float | None = None,
+        tag: int = 0,
     ) -> frozenset[int]:
         """Send and receive one message per named peer; return when all are done.
 
@@ -37,10 +55,21 @@ class Transport(Protocol):
                 Device memory is read and written in the order of its current stream; the call may
                 return before that has happened.
             timeout: seconds after which the call gives up, None for never.
+            tag: messages of one tag arrive in order; those of different tags in any.
 
         Returns:
             The peers whose message has not arrived (empty unless the time ran out).
         """
+
+    def send(self, sends: Mapping[int, HostMemory], tag: int) -> Pending:
+        """Start sending host memory, which is left alone until the messages are done."""
+
+    def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
+        """Start receiving into host memory, of exactly the sizes that are sent."""
+
+    @property
+    def windows(self) -> Windows | None:
+        """The memory that this rank shares with the others of its node, where it does."""
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
@@ -62,7 +91,18 @@ class HostTransport(Protocol):
         recvs: Mapping[int, HostMemory],
         *,
         timeout: float | None = None,
+        tag: int = 0,
     ) -> frozenset[int]:
+        """See :class:`Transport`."""
+
+    def send(self, sends: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`Transport`."""
+
+    def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`Transport`."""
+
+    @property
+    def windows(self) -> Windows | None:
         """See :class:`Transport`."""
 
     def abort(self, code: int) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zcomm import environment
-from zcomm.device import Device, DeviceMemory, Memory, device_of
+from zcomm.device import Device, DeviceMemory, HostMemory, Memory, device_of
+from zcomm.transports.windows import SharedWindows, Windows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,6 +41,8 @@ class MpiTransport:
         self.size: int = comm.Get_size()
         self.device: Device | None = None
         self._limit = environment.nbytes("ZCOMM_MESSAGE_LIMIT")
+        self._shared = SharedWindows(self._comm)
+        self._lost: list[MPI.Request] = []
 
     def exchange(
         self,
@@ -47,6 +50,7 @@ class MpiTransport:
         recvs: Mapping[int, Memory],
         *,
         timeout: float | None = None,
+        tag: int = 0,
     ) -> frozenset[int]:
         """See :class:`zcomm.transports.base.Transport`."""
         memories = [*sends.values(), *recvs.values()]
@@ -56,13 +60,44 @@ class MpiTransport:
         incoming: list[tuple[int, MPI.Request]] = []
         outgoing: list[MPI.Request] = []
         for peer, memory in recvs.items():
-            incoming += [(peer, self._comm.Irecv(part, peer, TAG)) for part in self._parts(memory)]
+            incoming += [
+                (peer, self._comm.Irecv(part, peer, TAG + tag)) for part in self._parts(memory)
+            ]
         for peer, memory in sends.items():
-            outgoing += [self._comm.Isend(part, peer, TAG) for part in self._parts(memory)]
+            outgoing += [self._comm.Isend(part, peer, TAG + tag) for part in self._parts(memory)]
         requests = [request for _, request in incoming] + outgoing
         if not requests or _wait_all(requests, timeout):
             return frozenset()
-        return frozenset(peer for peer, request in incoming if not request.Test())
+        late = frozenset(peer for peer, request in incoming if not request.Test())
+        self._lost += [request for request in requests if request]
+        return late
+
+    def send(self, sends: Mapping[int, HostMemory], tag: int) -> Requests:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return Requests(
+            [
+                (peer, self._comm.Isend(part, peer, TAG + tag))
+                for peer, memory in sends.items()
+                for part in self._parts(memory)
+            ],
+            self._lost,
+        )
+
+    def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Requests:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return Requests(
+            [
+                (peer, self._comm.Irecv(part, peer, TAG + tag))
+                for peer, memory in recvs.items()
+                for part in self._parts(memory)
+            ],
+            self._lost,
+        )
+
+    @property
+    def windows(self) -> Windows | None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._shared.windows
 
     def _parts(self, memory: Memory) -> Iterator[Any]:
         for start in range(0, memory.size, self._limit):
@@ -74,7 +109,36 @@ class MpiTransport:
 
     def close(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
+        self._shared.close()
         self._comm.Free()
+
+
+class Requests:
+    """Messages on their way, each to or from a peer; ``lost`` keeps those that are abandoned."""
+
+    def __init__(self, requests: list[tuple[int, MPI.Request]], lost: list[MPI.Request]) -> None:
+        self._peers = [peer for peer, _ in requests]
+        self._requests = [request for _, request in requests]
+        self._lost = lost
+
+    def done(self) -> bool:
+        """See :class:`zcomm.transports.base.Pending`."""
+        if self._requests and _testall(self._requests):
+            self._requests = []
+        return not self._requests
+
+    def late(self) -> list[int]:
+        """See :class:`zcomm.transports.base.Pending`."""
+        pairs = zip(self._peers, self._requests, strict=False)
+        return [peer for peer, request in pairs if not request.Test()]
+
+    def wait(self, seconds: float) -> None:
+        """See :class:`zcomm.transports.base.Pending`."""
+        time.sleep(seconds)
+
+    def abandon(self) -> None:
+        """See :class:`zcomm.transports.base.Pending`."""
+        self._lost += self._requests
 
 
 def _buffer(memory: Memory) -> Any:
@@ -84,6 +148,12 @@ def _buffer(memory: Memory) -> Any:
     from mpi4py import MPI
 
     return [MPI.buffer.fromaddress(memory.pointer, memory.size), MPI.BYTE]
+
+
+def _testall(requests: list[MPI.Request]) -> bool:
+    from mpi4py import MPI
+
+    return bool(MPI.Request.Testall(requests))
 
 
 def _wait_all(requests: list[MPI.Request], timeout: float | None) -> bool:

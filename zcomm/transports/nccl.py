@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from zcomm.device import Device, DeviceStream, Memory, device_of
+from zcomm.device import Device, DeviceStream, HostMemory, Memory, device_of
 from zcomm.errors import PeerLost
-from zcomm.transports.base import Transport
+from zcomm.transports.base import Pending, Transport
+from zcomm.transports.windows import Windows
 
 UNIQUE_ID_NBYTES = 128
 
@@ -70,6 +71,7 @@ class NcclTransport:
         recvs: Mapping[int, Memory],
         *,
         timeout: float | None = None,
+        tag: int = 0,
     ) -> frozenset[int]:
         """See :class:`zcomm.transports.base.Transport`.
 
@@ -79,7 +81,7 @@ class NcclTransport:
         memories = [*sends.values(), *recvs.values()]
         device = device_of(*memories) if memories else None
         if device is None:
-            return self._control.exchange(sends, recvs, timeout=timeout)
+            return self._control.exchange(sends, recvs, timeout=timeout, tag=tag)
         assert device is self.device
         try:
             self._enqueue(sends, recvs, device.here())
@@ -101,6 +103,19 @@ class NcclTransport:
                         call(address, memory.size, nccl.NCCL_UINT8, peer, stream.pointer)
         finally:
             nccl.groupEnd()
+
+    def send(self, sends: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.send(sends, tag)
+
+    def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.receive(recvs, tag)
+
+    @property
+    def windows(self) -> Windows | None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.windows
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

@@ -20,7 +20,8 @@ from zcomm.device import (
     copy_to_host,
     device_of,
 )
-from zcomm.transports.base import HostTransport
+from zcomm.transports.base import HostTransport, Pending
+from zcomm.transports.windows import Windows
 
 
 class StagedTransport:
@@ -41,13 +42,14 @@ class StagedTransport:
         recvs: Mapping[int, Memory],
         *,
         timeout: float | None = None,
+        tag: int = 0,
     ) -> frozenset[int]:
         """See :class:`zcomm.transports.base.Transport`."""
         memories = [*sends.values(), *recvs.values()]
         device = device_of(*memories) if memories else None
         if device is None:
-            return self._inner.exchange(_on_host(sends), _on_host(recvs), timeout=timeout)
-        return self._staged(device, sends, recvs, timeout)
+            return self._inner.exchange(_on_host(sends), _on_host(recvs), timeout=timeout, tag=tag)
+        return self._staged(device, sends, recvs, timeout, tag)
 
     def _staged(
         self,
@@ -55,6 +57,7 @@ class StagedTransport:
         sends: Mapping[int, Memory],
         recvs: Mapping[int, Memory],
         timeout: float | None,
+        tag: int,
     ) -> frozenset[int]:
         buffers = self._buffers
         outgoing: dict[
@@ -72,7 +75,7 @@ class StagedTransport:
         if sends:
             device.synchronize()
         places = {peer: buffer.memory for peer, buffer in incoming.items()}
-        late = self._inner.exchange(messages, places, timeout=timeout)
+        late = self._inner.exchange(messages, places, timeout=timeout, tag=tag)
         if late:
             self._lost += [*outgoing.values(), *incoming.values()]
             return late
@@ -82,6 +85,19 @@ class StagedTransport:
         buffers.give(outgoing.values(), None)
         buffers.give(incoming.values(), device.here().record())
         return late
+
+    def send(self, sends: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.send(sends, tag)
+
+    def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.receive(recvs, tag)
+
+    @property
+    def windows(self) -> Windows | None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.windows
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

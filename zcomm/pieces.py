@@ -1,0 +1,156 @@
+"""Pieces: one large operation as several small ones of the same kind, so that hops overlap.
+
+A *piece* of a plan is a plan whose layouts hold a part of every shard: segments are cut at multiples
+of 4096 elements from their own start (and of whole blocks, so that no code changes). The messages
+of a piece are messages of their own. All ranks cut alike: from the plan, and nothing else. A shard
+that is shorter than the others has fewer parts, and is empty in the last pieces.
+
+Numbers that rounding draws count from the start of a segment, so a plan with stochastic rounding
+is one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import TYPE_CHECKING
+
+from zcomm.arrays import ITEMSIZE, View
+from zcomm.layout import Layout, Segment
+
+if TYPE_CHECKING:
+    from zcomm.plan import Plan, WireFormat
+
+CUT = 4096
+"""Segments are cut at multiples of this many elements from their start."""
+
+SMALLEST_NBYTES = 32 * 1024
+LARGEST_NBYTES = 128 * 1024
+"""A piece has about this many bytes of a shard on the wire: less costs Python, more costs overlap."""
+
+SHARE = 8
+"""Between the two, a piece is this part of the longest shard."""
+
+Part = dict[int, list[Segment]]
+"""For every item, its segments in one piece of one shard."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of an operation: ``plan`` moves it, ``items`` are the positions of its layouts.
+
+    ``firsts[rank]`` says for each item where the piece begins in the compact form of a shard.
+    """
+
+    plan: Plan
+    items: tuple[int, ...]
+    firsts: tuple[tuple[int, ...], ...]
+
+    def of(self, views: Sequence[View]) -> list[View]:
+        """Return the full arrays of these items."""
+        return [views[item] for item in self.items]
+
+    def of_shard(self, views: Sequence[View], rank: int) -> list[View]:
+        """Return the piece's part of the compact arrays of one shard."""
+        if not any(self.firsts[rank]):
+            return self.of(views)
+        return [
+            View(views[item].elements(first, views[item].numel - first), views[item].dtype)
+            for item, first in zip(self.items, self.firsts[rank], strict=True)
+        ]
+
+
+def cut(plan: Plan) -> tuple[Piece, ...]:
+    """Return the pieces of a plan, at least one."""
+    weights = [_nbytes_per_element(formats) for formats in _formats(plan)]
+    ranks = range(plan.topology.size)
+    longest = max(
+        (
+            sum(w * layout.shard_numel(rank) for w, layout in zip(weights, plan.layouts, strict=True))
+            for rank in ranks
+        ),
+        default=0.0,
+    )
+    room = min(max(longest / SHARE, SMALLEST_NBYTES), LARGEST_NBYTES)
+    if longest <= room or not plan.hops or _draws(plan):
+        return (whole(plan),)
+    units = [_unit(formats) for formats in _formats(plan)]
+    parts = [list(_parts(plan, rank, weights, units, room)) for rank in ranks]
+    return tuple(_pieces(plan, parts))
+
+
+def whole(plan: Plan) -> Piece:
+    """Return a plan as one piece."""
+    items = tuple(range(len(plan.layouts)))
+    return Piece(plan, items, ((0,) * len(items),) * plan.topology.size)
+
+
+def _formats(plan: Plan) -> list[list[WireFormat]]:
+    """Return, for every layout, its formats in all hops."""
+    return [[hop.formats[item] for hop in plan.hops] for item in range(len(plan.layouts))]
+
+
+def _nbytes_per_element(formats: Sequence[WireFormat]) -> float:
+    return max((wire.wire_nbytes((CUT * 256,)) / (CUT * 256) for wire in formats), default=0.0)
+
+
+def _unit(formats: Sequence[WireFormat]) -> int:
+    return lcm(CUT, *(wire.codec.block for wire in formats if wire.codec and wire.codec.block))
+
+
+def _draws(plan: Plan) -> bool:
+    codecs = [wire.codec for formats in _formats(plan) for wire in formats]
+    return any(codec is not None and codec.rounding == "stochastic" for codec in codecs)
+
+
+def _parts(
+    plan: Plan, rank: int, weights: Sequence[float], units: Sequence[int], room: float
+) -> Iterator[Part]:
+    """Cut one shard: fill a part up to ``room`` bytes, then begin the next."""
+    part: Part = {}
+    left = room
+    for item, layout in enumerate(plan.layouts):
+        weight, unit = weights[item], units[item]
+        for segment in layout.shards[rank]:
+            start, numel = segment.start, segment.numel
+            while weight * numel > left:
+                taken = min(int(left / weight) // unit * unit, numel)
+                if taken == 0 and not part:
+                    taken = min(unit, numel)
+                if taken:
+                    part.setdefault(item, []).append(Segment(start, taken))
+                start, numel = start + taken, numel - taken
+                yield part
+                part, left = {}, room
+            if numel:
+                part.setdefault(item, []).append(Segment(start, numel))
+                left -= weight * numel
+    if part:
+        yield part
+
+
+def _pieces(plan: Plan, parts: Sequence[Sequence[Part]]) -> Iterator[Piece]:
+    firsts = [[0] * len(plan.layouts) for _ in parts]
+    for number in range(max(map(len, parts))):
+        now = [own[number] if number < len(own) else {} for own in parts]
+        items = tuple(sorted({item for part in now for item in part}))
+        layouts = tuple(
+            Layout(plan.layouts[item].dtype, tuple(tuple(part.get(item, ())) for part in now))
+            for item in items
+        )
+        hops = tuple(
+            replace(hop, formats=tuple(hop.formats[item] for item in items)) for hop in plan.hops
+        )
+        partials = tuple(plan.partials[item] for item in items)
+        begins = tuple(tuple(first[item] for item in items) for first in firsts)
+        made = replace(plan, layouts=layouts, hops=hops, partials=partials)
+        yield Piece(made, items, begins)
+        for first, part in zip(firsts, now, strict=True):
+            for item, segments in part.items():
+                first[item] += sum(segment.numel for segment in segments)
+
+
+def logical_nbytes(plan: Plan) -> int:
+    """Return the bytes of all shards in the caller's dtypes."""
+    return sum(layout.numel * ITEMSIZE[layout.dtype] for layout in plan.layouts)
