@@ -67,7 +67,10 @@ def cut(plan: Plan) -> tuple[Piece, ...]:
     ranks = range(plan.topology.size)
     longest = max(
         (
-            sum(w * layout.shard_numel(rank) for w, layout in zip(weights, plan.layouts, strict=True))
+            sum(
+                w * layout.shard_numel(rank)
+                for w, layout in zip(weights, plan.layouts, strict=True)
+            )
             for rank in ranks
         ),
         default=0.0,

@@ -11,16 +11,16 @@ those of the communicator. One-rank levels have no hop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
 from topology import Topology, flat
+from zcomm import pieces
 from zcomm.arrays import FLOATING, HALF, ITEMSIZE
 from zcomm.codecs import Codec
-from zcomm import pieces
 from zcomm.layout import Layout
 
 CodecSpec = str | Codec | Sequence[str | Codec | None] | None
@@ -105,9 +105,7 @@ class Plan:
     _parts: dict[tuple[int, int], tuple[Hop, tuple[Part, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _outward: dict[tuple[int | None, int], list[int]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _memos: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def quantised(self) -> bool:
@@ -145,11 +143,14 @@ class Plan:
 
     def outward(self, hop: Hop, rank: int) -> list[int]:
         """Return the same ranks, the most distant first, itself last."""
-        if (hop.level, rank) not in self._outward:
-            far = self.topology.distance
-            peers = sorted(self.peers(hop, rank), key=lambda peer: (-far(rank, peer), peer == rank))
-            self._outward[hop.level, rank] = peers
-        return self._outward[hop.level, rank]
+        far = self.topology.distance
+        return sorted(self.peers(hop, rank), key=lambda peer: (peer == rank, -far(rank, peer)))
+
+    def memo(self, name: str, rank: int, make: Callable[[Plan, int], Any]) -> Any:
+        """Return what ``make(plan, rank)`` returned when it was first asked for under a name."""
+        if (name, rank) not in self._memos:
+            self._memos[name, rank] = make(self, rank)
+        return self._memos[name, rank]
 
     def cargo(self, hop: Hop, rank: int, peer: int) -> tuple[int, ...]:
         """Return the shards inside the message from ``rank`` to ``peer``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from zcomm.arrays import Memory, View
 from zcomm.collectives import pipeline
@@ -43,59 +43,95 @@ def all_gather(
     pipeline.run(channel, plan, fulls[0].memory, start, regions)
 
 
-@dataclass(frozen=True)
-class _Stage:
+class _Post(NamedTuple):
+    """A message to and one from a peer; ``place`` is where its chunks lie in this rank's store."""
+
+    peer: int
+    nbytes: int
+    logical: int
+    place: slice | None
+    cuts: tuple[tuple[int, slice], ...]
+
+
+class _Hop(NamedTuple):
+    """A hop of one rank; ``cargo`` is where the message lies in its store."""
+
+    cargo: slice
+    posts: tuple[_Post, ...]
+
+
+class _Stage(NamedTuple):
     """Hops of one format, ``first`` to ``last``, and what a rank stores for them.
 
-    ``spans`` say where in the rank's memory the chunks lie that it sends: those that it holds
+    ``spans`` say where in the rank's store the chunks lie that it sends: those that it holds
     before the last hop, in the order of ownership, so that every cargo is one run of bytes.
     """
 
     first: int
     last: int
     spans: dict[int, slice]
-
-    def run(self, shards: Sequence[int]) -> slice:
-        """Return where a cargo lies."""
-        return slice(self.spans[shards[0]].start, self.spans[shards[-1]].stop)
+    hops: tuple[_Hop, ...]
+    held: tuple[int, ...]
 
 
-def _stages(plan: Plan, rank: int) -> tuple[list[_Stage], int]:
-    """Return the stages of a rank, and the bytes of all that they store."""
+class _Store(NamedTuple):
+    """All stages of a rank, and the bytes that they need together."""
+
+    stages: tuple[_Stage, ...]
+    nbytes: int
+
+
+def _layout_store(plan: Plan, rank: int) -> _Store:
+    """Work out, once for every plan, what a rank stores, sends and receives."""
     stages: list[_Stage] = []
     at = first = 0
     for index, hop in enumerate(plan.hops):
-        following = plan.hops[index + 1] if index + 1 < len(plan.hops) else None
-        if following is not None and following.formats == hop.formats:
+        if index + 1 < len(plan.hops) and plan.hops[index + 1].formats == hop.formats:
             continue
         spans = {}
-        for shard in plan.cargo(hop, rank, rank):
-            end = at + plan.chunk_nbytes(hop, shard)
-            spans[shard] = slice(at, end)
-            at = end
-        stages.append(_Stage(first, index, spans))
-        first = index + 1
-        at = -(-at // LINE_NBYTES) * LINE_NBYTES
-    return stages, at
+        for shard, span in plan.spans(hop, plan.cargo(hop, rank, rank)).items():
+            spans[shard] = slice(at + span.start, at + span.stop)
+        hops = tuple(_hop(plan, number, rank, spans) for number in range(first, index + 1))
+        held = plan.cargo(plan.hops[first], rank, rank)
+        stages.append(_Stage(first, index, spans, hops, held))
+        end = max((span.stop for span in spans.values()), default=at)
+        first, at = index + 1, -(-end // LINE_NBYTES) * LINE_NBYTES
+    return _Store(tuple(stages), at)
+
+
+def _hop(plan: Plan, index: int, me: int, spans: dict[int, slice]) -> _Hop:
+    hop = plan.hops[index]
+    posts = []
+    for peer in plan.peers(hop, me):
+        if peer != me:
+            cargo = plan.cargo(hop, peer, me)
+            place = _run(spans, cargo) if cargo[0] in spans else None
+            nbytes = plan.message_nbytes(hop, peer, me)
+            logical = plan.message(index, me, peer).logical_nbytes
+            posts.append(_Post(peer, nbytes, logical, place, tuple(plan.spans(hop, cargo).items())))
+    return _Hop(_run(spans, plan.cargo(hop, me, me)), tuple(posts))
+
+
+def _run(spans: dict[int, slice], cargo: Sequence[int]) -> slice:
+    return slice(spans[cargo[0]].start, spans[cargo[-1]].stop)
 
 
 def regions(plan: Plan, sender: int, near: frozenset[int]) -> tuple[Regions, int]:
     """Lay out what a rank stores: all peers of a hop read the same."""
-    stages, nbytes = _stages(plan, sender)
+    store: _Store = plan.memo("all_gather", sender, _layout_store)
     found: Regions = {}
-    for stage in stages:
-        for index in range(stage.first, stage.last + 1):
-            hop = plan.hops[index]
-            span = stage.run(plan.cargo(hop, sender, sender))
-            found |= {(index, peer): span for peer in plan.peers(hop, sender) if peer in near}
-    return found, nbytes
+    for stage in store.stages:
+        for index, hop in enumerate(stage.hops, stage.first):
+            found |= {(index, post.peer): hop.cargo for post in hop.posts if post.peer in near}
+    return found, store.nbytes
 
 
 class _Run:
     """One piece of an all_gather under way.
 
-    ``incoming`` is where messages of (hop, peer) are, ``store`` where the chunks lie that this rank
-    sends: None where it sends them from the caller's memory, and receives them there.
+    ``store`` is where the chunks lie that this rank sends: None where it sends them from the
+    caller's memory, and receives them there. ``incoming`` is where messages of (hop, peer) are,
+    ``inboxes`` those among them that are in the peer's window.
     """
 
     def __init__(
@@ -114,9 +150,10 @@ class _Run:
         self._fulls = fulls
         self._draws = draws
         self._in_place = _in_place(plan, shards, fulls)
+        self._plans: _Store = plan.memo("all_gather", channel.rank, _layout_store)
         self._store: Memory | None = None
-        self._stages: list[_Stage] = []
         self._incoming: dict[tuple[int, int], Memory] = {}
+        self._inboxes: set[tuple[int, int]] = set()
         self._scratch: list[Memory] = []
 
     def steps(self) -> Steps:
@@ -127,64 +164,58 @@ class _Run:
         yield self._courier.open()
         self._expect()
         yield DONE
-        for stage in self._stages:
+        for stage in self._plans.stages:
             self._encode(stage)
-            for index in range(stage.first, stage.last):
-                self._send(stage, index)
+            for index, hop in enumerate(stage.hops, stage.first):
+                self._send(index, hop)
+                if index == stage.last:
+                    self._decode(stage, self._held(stage))
                 yield self._courier.arrival(index)
-                self._keep(stage, index)
-            self._send(stage, stage.last)
-            self._decode(stage, self._held(stage))
-            yield self._courier.arrival(stage.last)
-            self._decode(stage, self._arrived(stage.last))
+                if index < stage.last:
+                    self._keep(index, hop)
+            self._decode(stage, self._arrived(stage))
             self._release(stage.last)
         yield self._courier.sent()
         self._channel.pool.give(*self._scratch)
 
     def _expect(self) -> None:
         """Post the receives of all hops: what is sent on goes to the store."""
-        plan, courier, me = self._plan, self._courier, self._channel.rank
-        self._stages, nbytes = _stages(plan, me)
-        self._store = courier.slot()
+        self._store = self._courier.slot()
         if self._store is None and not self._in_place:
-            self._store = self._take(nbytes)
-        for stage in self._stages:
-            for index in range(stage.first, stage.last + 1):
-                for peer in plan.peers(plan.hops[index], me):
-                    if peer == me:
-                        continue
-                    inbox = courier.inbox(index, peer)
+            self._store = self._take(self._plans.nbytes)
+        for stage in self._plans.stages:
+            for index, hop in enumerate(stage.hops, stage.first):
+                for post in hop.posts:
+                    inbox = self._courier.inbox(index, post.peer)
                     if inbox is None:
-                        inbox = self._place(stage, index, peer)
-                        courier.expect(index, peer, inbox)
-                    self._incoming[index, peer] = inbox
+                        inbox = self._place(stage, index, post)
+                        self._courier.expect(index, post.peer, inbox)
+                    else:
+                        self._inboxes.add((index, post.peer))
+                    self._incoming[index, post.peer] = inbox
 
-    def _place(self, stage: _Stage, index: int, peer: int) -> Memory:
-        """Return where to receive a message that comes over the network."""
-        hop = self._plan.hops[index]
+    def _place(self, stage: _Stage, index: int, post: _Post) -> Memory:
+        """Return where to receive a message that does not come through a window."""
         if self._in_place:
-            return self._own_place(peer)
+            run = self._plan.layouts[0].run(post.peer)
+            assert run is not None
+            return self._fulls[0].elements(run.start, run.numel)
         if index < stage.last:
             assert self._store is not None
-            return self._store[stage.run(self._plan.cargo(hop, peer, peer))]
-        return self._take(self._plan.message_nbytes(hop, peer, peer))
-
-    def _own_place(self, rank: int) -> Memory:
-        run = self._plan.layouts[0].run(rank)
-        assert run is not None
-        return self._fulls[0].elements(run.start, run.numel)
+            assert post.place is not None
+            return self._store[post.place]
+        return self._take(post.nbytes)
 
     def _encode(self, stage: _Stage) -> None:
         """Write the chunks that this rank holds to the store."""
         if self._store is None:
             return
-        plan, me = self._plan, self._channel.rank
-        hop = plan.hops[stage.first]
+        hop = self._plan.hops[stage.first]
         with self._channel.clock.measure("encode"):
             packings = []
-            for shard in plan.cargo(hop, me, me):
+            for shard in stage.held:
                 chunk = self._store[stage.spans[shard]]
-                for position, part in enumerate(plan.parts(hop, shard)):
+                for position, part in enumerate(self._plan.parts(hop, shard)):
                     place = self._source(stage, shard, position)
                     seed = self._draws.of(part.wire.codec, shard, position)
                     packings.append(Packing(part.wire, place, chunk[part.span], seed))
@@ -195,25 +226,22 @@ class _Run:
         view = (self._shards if first else self._fulls)[position]
         return Place(view, *layout.table(shard, compact=first))
 
-    def _send(self, stage: _Stage, index: int) -> None:
-        plan, me = self._plan, self._channel.rank
-        hop = plan.hops[index]
+    def _send(self, index: int, hop: _Hop) -> None:
         if self._store is None:
-            message = self._shards[0].elements(0, plan.layouts[0].shard_numel(me))
+            numel = self._plan.layouts[0].shard_numel(self._channel.rank)
+            message = self._shards[0].elements(0, numel)
         else:
-            message = self._store[stage.run(plan.cargo(hop, me, me))]
-        for peer in plan.peers(hop, me):
-            if peer != me:
-                logical = plan.message(index, me, peer).logical_nbytes
-                self._courier.send(index, peer, message, logical)
+            message = self._store[hop.cargo]
+        for post in hop.posts:
+            self._courier.send(index, post.peer, message, post.logical)
 
-    def _keep(self, stage: _Stage, index: int) -> None:
+    def _keep(self, index: int, hop: _Hop) -> None:
         """Copy to the store what arrived in the windows of peers: the next hop sends it."""
-        plan, courier = self._plan, self._courier
-        for (hop, peer), message in self._incoming.items():
-            if hop == index and courier.inbox(index, peer) is not None:
+        for post in hop.posts:
+            if (index, post.peer) in self._inboxes:
                 assert self._store is not None
-                copy(self._store[stage.run(plan.cargo(plan.hops[index], peer, peer))], message)
+                assert post.place is not None
+                copy(self._store[post.place], self._incoming[index, post.peer])
         self._release(index)
 
     def _held(self, stage: _Stage) -> dict[int, Memory]:
@@ -223,14 +251,14 @@ class _Run:
             return {}
         return {shard: self._store[span] for shard, span in stage.spans.items()}
 
-    def _arrived(self, index: int) -> dict[int, Memory]:
-        """Return the chunks that arrived in a hop and are not yet in their place."""
-        plan, chunks = self._plan, {}
-        hop = plan.hops[index]
-        for (number, peer), message in self._incoming.items():
-            if number == index and not (self._in_place and not self._courier.inbox(index, peer)):
-                for shard, span in plan.spans(hop, plan.cargo(hop, peer, peer)).items():
-                    chunks[shard] = message[span]
+    def _arrived(self, stage: _Stage) -> dict[int, Memory]:
+        """Return the chunks that arrived in the last hop and are not yet in their place."""
+        chunks = {}
+        for post in stage.hops[-1].posts:
+            where = stage.last, post.peer
+            if not self._in_place or where in self._inboxes:
+                message = self._incoming[where]
+                chunks.update({shard: message[span] for shard, span in post.cuts})
         return chunks
 
     def _decode(self, stage: _Stage, chunks: dict[int, Memory]) -> None:
@@ -246,7 +274,7 @@ class _Run:
                 yield Unpacking(part.wire, chunk[part.span], place)
 
     def _release(self, index: int) -> None:
-        for hop, peer in self._incoming:
+        for hop, peer in self._inboxes:
             if hop == index:
                 self._courier.release(index, peer)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
-from zcomm.arrays import DeviceMemory, HostMemory, Memory
+from zcomm.arrays import DeviceMemory, Memory
 from zcomm.collectives.channel import Channel
 from zcomm.plan import Plan
 from zcomm.transports.base import Pending
@@ -67,10 +67,7 @@ class All:
 
     def done(self) -> bool:
         """See :class:`zcomm.transports.base.Pending`."""
-        for part in self._parts:  # no generator: this is polled
-            if not part.done():
-                return False
-        return True
+        return all([part.done() for part in self._parts])  # every one moves messages on
 
     def late(self) -> list[int]:
         """See :class:`zcomm.transports.base.Pending`."""
@@ -99,10 +96,7 @@ class Inboxes:
 
     def done(self) -> bool:
         """See :class:`zcomm.transports.base.Pending`."""
-        for owner in self.owners:
-            if not self.windows.arrived(owner, self.slot):
-                return False
-        return True
+        return all(self.windows.arrived(owner, self.slot) for owner in self.owners)
 
     def late(self) -> list[int]:
         """See :class:`zcomm.transports.base.Pending`."""

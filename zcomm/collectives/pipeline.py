@@ -17,6 +17,7 @@ from zcomm import environment
 from zcomm.arrays import DeviceMemory, Memory
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import Courier, Direct, Posted, Written
+from zcomm.collectives.wire import host_kernels
 from zcomm.pieces import Piece, logical_nbytes
 from zcomm.plan import Plan
 from zcomm.transports.base import Pending
@@ -37,7 +38,7 @@ Start = Callable[[Piece, Courier], Steps]
 
 
 def run(channel: Channel, plan: Plan, like: Memory, start: Start, written: Written) -> None:
-    """Run a collective: ``start`` makes the generator of one piece; the arrays lie as ``like`` does.
+    """Run a collective: ``start`` makes the generator of a piece; arrays lie as ``like`` does.
 
     1. Start pieces, in order, until ``IN_FLIGHT`` are under way: each posts its receives.
     2. Go through them, the oldest first, and resume all whose messages have arrived. A piece that
@@ -52,6 +53,11 @@ def run(channel: Channel, plan: Plan, like: Memory, start: Start, written: Writt
         for number, piece in enumerate(plan.whole if whole else plan.pieces):
             _drain(start(piece, Direct(channel, piece.plan, number)))
         return
+    with host_kernels():
+        _run_on_host(channel, plan, start, written)
+
+
+def _run_on_host(channel: Channel, plan: Plan, start: Start, written: Written) -> None:
     pieces = plan.pieces
     if len(pieces) == 1 and logical_nbytes(plan) <= SMALL_NBYTES:
         _drain(start(pieces[0], Direct(channel, pieces[0].plan, 0)))

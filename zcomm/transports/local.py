@@ -128,9 +128,7 @@ class LocalTransport:
 class Arrivals:
     """Messages that a rank waits for."""
 
-    def __init__(
-        self, transport: LocalTransport, missing: dict[int, HostMemory], tag: int
-    ) -> None:
+    def __init__(self, transport: LocalTransport, missing: dict[int, HostMemory], tag: int) -> None:
         self._transport = transport
         self._missing = missing
         self._tag = tag

@@ -54,8 +54,7 @@ class _Window:
         self.released = memory[nbytes : 2 * nbytes].view(np.uint64)
         slots = memory[2 * nbytes :]
         self.slots = [
-            slots[at : at + SLOT_NBYTES]
-            for at in range(0, NUM_SLOTS * SLOT_NBYTES, SLOT_NBYTES)
+            slots[at : at + SLOT_NBYTES] for at in range(0, NUM_SLOTS * SLOT_NBYTES, SLOT_NBYTES)
         ]
         self.readers = [self.released[slot * row :][:num_ranks] for slot in range(NUM_SLOTS)]
 
