@@ -1,9 +1,9 @@
 """Pieces: one large operation as several small ones of the same kind, so that hops overlap.
 
-A *piece* of a plan is a plan whose layouts hold a part of every shard: segments are cut at multiples
-of 4096 elements from their own start (and of whole blocks, so that no code changes). The messages
-of a piece are messages of their own. All ranks cut alike: from the plan, and nothing else. A shard
-that is shorter than the others has fewer parts, and is empty in the last pieces.
+A *piece* of a plan is a plan whose layouts hold a part of every shard: segments are cut at
+multiples of 4096 elements from their own start (and of whole blocks, so that no code changes). The
+messages of a piece are messages of their own. All ranks cut alike: from the plan, and nothing else.
+A shard that is shorter than the others has fewer parts, and is empty in the last pieces.
 
 Numbers that rounding draws count from the start of a segment, so a plan with stochastic rounding
 is one piece.
@@ -27,7 +27,7 @@ CUT = 4096
 
 SMALLEST_NBYTES = 32 * 1024
 LARGEST_NBYTES = 128 * 1024
-"""A piece has about this many bytes of a shard on the wire: less costs Python, more costs overlap."""
+"""A piece has so many bytes of a shard on the wire: less costs Python, more costs overlap."""
 
 SHARE = 8
 """Between the two, a piece is this part of the longest shard."""
@@ -65,16 +65,8 @@ def cut(plan: Plan) -> tuple[Piece, ...]:
     """Return the pieces of a plan, at least one."""
     weights = [_nbytes_per_element(formats) for formats in _formats(plan)]
     ranks = range(plan.topology.size)
-    longest = max(
-        (
-            sum(
-                w * layout.shard_numel(rank)
-                for w, layout in zip(weights, plan.layouts, strict=True)
-            )
-            for rank in ranks
-        ),
-        default=0.0,
-    )
+    weighed = list(zip(weights, plan.layouts, strict=True))
+    longest = max(sum(w * layout.shard_numel(rank) for w, layout in weighed) for rank in ranks)
     room = min(max(longest / SHARE, SMALLEST_NBYTES), LARGEST_NBYTES)
     if longest <= room or not plan.hops or _draws(plan):
         return (whole(plan),)

@@ -18,10 +18,10 @@ from itertools import pairwise
 from typing import Any
 
 from topology import Topology, flat
-from zcomm import pieces
 from zcomm.arrays import FLOATING, HALF, ITEMSIZE
 from zcomm.codecs import Codec
 from zcomm.layout import Layout
+from zcomm.pieces import Piece, cut, whole
 
 CodecSpec = str | Codec | Sequence[str | Codec | None] | None
 
@@ -221,14 +221,14 @@ class Plan:
         return Message(peer, self.topology.distance(rank, peer), cargo, logical, nbytes)
 
     @cached_property
-    def pieces(self) -> tuple[pieces.Piece, ...]:
+    def pieces(self) -> tuple[Piece, ...]:
         """What the operation is executed as, one after the other, or several at a time."""
-        return pieces.cut(self)
+        return cut(self)
 
     @cached_property
-    def whole(self) -> tuple[pieces.Piece, ...]:
+    def whole(self) -> tuple[Piece, ...]:
         """The operation as one piece."""
-        return (pieces.whole(self),)
+        return (whole(self),)
 
     def wire_nbytes(self, rank: int) -> dict[int, int]:
         """Return the bytes that ``rank`` sends, per level of the topology."""

@@ -67,7 +67,7 @@ class All:
 
     def done(self) -> bool:
         """See :class:`zcomm.transports.base.Pending`."""
-        return all([part.done() for part in self._parts])  # every one moves messages on
+        return all(part.done() for part in self._parts)
 
     def late(self) -> list[int]:
         """See :class:`zcomm.transports.base.Pending`."""

@@ -153,7 +153,7 @@ class Arrivals:
         return list(self._missing)
 
     def wait(self, seconds: float) -> None:
-        """See :class:`zcomm.transports.base.Pending`: until the first missing peer says anything."""
+        """Wait until the first missing peer says anything."""
         self._transport.wait(next(iter(self._missing)), POLL_SECONDS)
 
     def abandon(self) -> None:

@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +122,9 @@ class SharedWindows:
     def __init__(self, world: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
-        self._node = world.Split_type(MPI.COMM_TYPE_SHARED)
+        node = world.Split_type(MPI.COMM_TYPE_SHARED)
+        assert isinstance(node, MPI.Intracomm)
+        self._node = node
         self._window: MPI.Win | None = None
         self.windows: Windows | None = None
         size = self._node.Get_size()
@@ -144,7 +146,7 @@ class SharedWindows:
         memories = []
         for index in range(len(ranks)):
             buffer, _ = window.Shared_query(index)
-            memories.append(np.frombuffer(buffer, np.uint8))
+            memories.append(np.frombuffer(memoryview(cast(Any, buffer)), np.uint8))
         me = self._node.Get_rank()
         memories[me][: 2 * _counters_nbytes(len(ranks))] = 0
         self._node.Barrier()
