@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from zcomm.arrays import ITEMSIZE, View
 from zcomm.layout import Layout, Segment
+from zcomm.transports.windows import SLOT_NBYTES
 
 if TYPE_CHECKING:
     from zcomm.plan import Plan, WireFormat
@@ -26,10 +27,10 @@ CUT = 4096
 """Segments are cut at multiples of this many elements from their start."""
 
 SMALLEST_NBYTES = 32 * 1024
-LARGEST_NBYTES = 128 * 1024
+LARGEST_NBYTES = 144 * 1024
 """A piece has so many bytes of a shard on the wire: less costs Python, more costs overlap."""
 
-SHARE = 8
+SHARE = 4
 """Between the two, a piece is this part of the longest shard."""
 
 Part = dict[int, list[Segment]]
@@ -67,7 +68,8 @@ def cut(plan: Plan) -> tuple[Piece, ...]:
     ranks = range(plan.topology.size)
     weighed = list(zip(weights, plan.layouts, strict=True))
     longest = max(sum(w * layout.shard_numel(rank) for w, layout in weighed) for rank in ranks)
-    room = min(max(longest / SHARE, SMALLEST_NBYTES), LARGEST_NBYTES)
+    room = min(longest / SHARE, LARGEST_NBYTES, SLOT_NBYTES / _num_inside(plan))
+    room = max(room, SMALLEST_NBYTES)
     if longest <= room or not plan.hops or _draws(plan):
         return (whole(plan),)
     units = [_unit(formats) for formats in _formats(plan)]
@@ -79,6 +81,14 @@ def whole(plan: Plan) -> Piece:
     """Return a plan as one piece."""
     items = tuple(range(len(plan.layouts)))
     return Piece(plan, items, ((0,) * len(items),) * plan.topology.size)
+
+
+def _num_inside(plan: Plan) -> int:
+    """Return about how many shards a rank of this plan writes for its node in one piece."""
+    if plan.operation == "all_gather" or not plan.hops:
+        return len(plan.cargo(plan.hops[-1], 0, 0)) if plan.hops else 1
+    inside = plan.hops[:-1] or plan.hops
+    return sum((len(plan.peers(hop, 0)) - 1) * len(plan.cargo(hop, 0, 0)) for hop in inside)
 
 
 def _formats(plan: Plan) -> list[list[WireFormat]]:
