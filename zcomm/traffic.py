@@ -9,8 +9,6 @@ receiver. Only what this rank sent is counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -59,20 +57,31 @@ class Traffic:
         self._counters.clear()
 
 
+class Stopwatch:
+    """A context that adds its duration to one entry of a table."""
+
+    __slots__ = ("_phase", "_seconds", "_start")
+
+    def __init__(self, seconds: dict[str, float], phase: str) -> None:
+        self._seconds = seconds
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds[self._phase] += time.perf_counter() - self._start
+
+
 class Clock:
     """Seconds spent encoding, communicating and decoding, summed since the last reset."""
 
     def __init__(self) -> None:
         self._seconds = {"encode": 0.0, "comm": 0.0, "decode": 0.0}
 
-    @contextmanager
-    def measure(self, phase: str) -> Iterator[None]:
-        """Add the duration of the block to ``phase``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[phase] += time.perf_counter() - start
+    def measure(self, phase: str) -> Stopwatch:
+        """Return a context that adds the duration of the block to ``phase``."""
+        return Stopwatch(self._seconds, phase)
 
     def snapshot(self) -> dict[str, float]:
         """Return ``{"encode": s, "comm": s, "decode": s}``."""
@@ -80,4 +89,4 @@ class Clock:
 
     def reset(self) -> None:
         """Start again from zero."""
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._seconds.update(dict.fromkeys(self._seconds, 0.0))

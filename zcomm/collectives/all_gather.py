@@ -149,7 +149,10 @@ class _Run:
         self._shards = shards
         self._fulls = fulls
         self._draws = draws
-        self._in_place = _in_place(plan, shards, fulls)
+        self._in_place = (
+            plan.memo("in place", 0, _in_place)
+            and shards[0].dtype == fulls[0].dtype == plan.layouts[0].dtype
+        )
         self._plans: _Store = plan.memo("all_gather", channel.rank, _layout_store)
         self._store: Memory | None = None
         self._incoming: dict[tuple[int, int], Memory] = {}
@@ -291,12 +294,11 @@ class _Run:
         return memory
 
 
-def _in_place(plan: Plan, shards: Sequence[View], fulls: Sequence[View]) -> bool:
-    """Tell whether plain bytes can be received where they belong."""
+def _in_place(plan: Plan, _: int) -> bool:
+    """Tell whether the bytes on the wire lie in one run where they belong."""
     layout = plan.layouts[0]
     return (
         len(plan.layouts) == 1
         and all(hop.level is None and hop.formats[0].codec is None for hop in plan.hops)
-        and shards[0].dtype == fulls[0].dtype == layout.dtype
         and all(layout.run(rank) is not None for rank in range(len(layout.shards)))
     )

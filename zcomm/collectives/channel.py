@@ -40,6 +40,11 @@ class Channel:
         return len(self.ranks)
 
     @cached_property
+    def distances(self) -> tuple[int, ...]:
+        """For every rank, the smallest level whose group holds it and this one."""
+        return tuple(self.topology.distance(self.rank, peer) for peer in range(self.size))
+
+    @cached_property
     def near(self) -> frozenset[int]:
         """The other ranks that share memory with this one."""
         windows = self.transport.windows

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Protocol
 
 from zcomm.arrays import DeviceMemory, Memory
@@ -52,9 +51,6 @@ class Done:
     def wait(self, seconds: float) -> None:
         """See :class:`zcomm.transports.base.Pending`."""
 
-    def abandon(self) -> None:
-        """See :class:`zcomm.transports.base.Pending`."""
-
 
 DONE = Done()
 
@@ -80,11 +76,6 @@ class All:
                 part.wait(seconds)
                 return
 
-    def abandon(self) -> None:
-        """See :class:`zcomm.transports.base.Pending`."""
-        for part in self._parts:
-            part.abandon()
-
 
 @dataclass
 class Inboxes:
@@ -106,9 +97,6 @@ class Inboxes:
         """See :class:`zcomm.transports.base.Pending`."""
         time.sleep(seconds)
 
-    def abandon(self) -> None:
-        """See :class:`zcomm.transports.base.Pending`."""
-
 
 @dataclass
 class FreeSlot:
@@ -128,9 +116,6 @@ class FreeSlot:
     def wait(self, seconds: float) -> None:
         """See :class:`zcomm.transports.base.Pending`."""
         time.sleep(seconds)
-
-    def abandon(self) -> None:
-        """See :class:`zcomm.transports.base.Pending`."""
 
 
 def tag_of(number: int, index: int) -> int:
@@ -239,6 +224,7 @@ class Posted:
         self._slot = number % NUM_SLOTS
         self._written = written
         self._own = self._transport.rank
+        self._levels = channel.distances
         self._boxes = self._regions(channel.rank) if channel.near else {}
         self._messages: dict[int, list[Pending]] = {}
         self._inboxes: dict[int, Inboxes] = {}
@@ -317,11 +303,6 @@ class Posted:
         """See :class:`Courier`."""
         return All(self._sending)
 
-    def abandon(self) -> None:
-        """Keep what is on its way: nobody waits for it any more."""
-        for pending in (*chain.from_iterable(self._messages.values()), *self._sending):
-            pending.abandon()
-
     def _regions(self, sender: int) -> Regions:
         """Return where the messages of a rank of this node lie in its slot."""
         found = self._plan.regions.get(sender)
@@ -332,8 +313,10 @@ class Posted:
         return found
 
     def _count(self, index: int, peer: int, wire: int, logical: int) -> None:
-        channel, name = self._channel, self._plan.counted_as
-        level = channel.topology.distance(channel.rank, peer)
-        calls = int(self._number == 0 and (index, level) not in self._counted)
-        self._counted.add((index, level))
+        channel, level = self._channel, self._levels[peer]
+        calls = 0
+        if self._number == 0 and (index, level) not in self._counted:
+            self._counted.add((index, level))
+            calls = 1
+        name = self._plan.counted_as
         channel.traffic.record(name, level, calls=calls, logical=logical, wire=wire)

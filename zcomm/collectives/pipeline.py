@@ -65,11 +65,9 @@ def _run_on_host(channel: Channel, plan: Plan, start: Start, written: Written) -
     flights: deque[_Flight] = deque()
     try:
         _schedule(channel, plan, start, written, flights)
-    except BaseException:
+    finally:
         for flight in flights:
-            flight.courier.abandon()
             flight.steps.close()
-        raise
 
 
 def _drain(steps: Steps) -> None:
@@ -81,7 +79,6 @@ def _drain(steps: Steps) -> None:
 class _Flight:
     """A piece under way."""
 
-    courier: Posted
     steps: Steps
     pending: Pending | None = None
     fresh: bool = True
@@ -106,10 +103,11 @@ def _schedule(
     while flights or number < len(pieces):
         while number < len(pieces) and len(flights) < IN_FLIGHT:
             courier = Posted(channel, pieces[number].plan, number, written)
-            flight = _Flight(courier, start(pieces[number], courier))
+            flight = _Flight(start(pieces[number], courier))
             flights.append(flight)
             flight.begin()
             number += 1
+        channel.transport.poll()
         if _round(flights):
             idle.reset()
         else:

@@ -18,16 +18,13 @@ class Pending(Protocol):
     """Messages on their way."""
 
     def done(self) -> bool:
-        """Tell whether all have arrived, or may be overwritten; moves them on."""
+        """Tell whether all have arrived, or may be overwritten, as of the last ``poll``."""
 
     def late(self) -> list[int]:
         """Return the ranks whose message has not arrived, or has not left."""
 
     def wait(self, seconds: float) -> None:
         """Give the core away, until something may have happened; at most so long where it can."""
-
-    def abandon(self) -> None:
-        """Keep the memory of messages that nobody waits for any more: they may still arrive."""
 
 
 class Transport(Protocol):
@@ -67,6 +64,9 @@ class Transport(Protocol):
     def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
         """Start receiving into host memory, of exactly the sizes that are sent."""
 
+    def poll(self) -> None:
+        """Move on all messages that were started."""
+
     @property
     def windows(self) -> Windows | None:
         """The memory that this rank shares with the others of its node, where it does."""
@@ -99,6 +99,9 @@ class HostTransport(Protocol):
         """See :class:`Transport`."""
 
     def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`Transport`."""
+
+    def poll(self) -> None:
         """See :class:`Transport`."""
 
     @property

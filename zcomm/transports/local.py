@@ -86,6 +86,9 @@ class LocalTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         return Arrivals(self, {peer: m for peer, m in recvs.items() if m.size}, tag)
 
+    def poll(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+
     @property
     def windows(self) -> Windows | None:
         """See :class:`zcomm.transports.base.Transport`."""
@@ -155,6 +158,3 @@ class Arrivals:
     def wait(self, seconds: float) -> None:
         """Wait until the first missing peer says anything."""
         self._transport.wait(next(iter(self._missing)), POLL_SECONDS)
-
-    def abandon(self) -> None:
-        """See :class:`zcomm.transports.base.Pending`."""

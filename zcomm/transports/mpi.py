@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zcomm import environment
@@ -42,7 +42,10 @@ class MpiTransport:
         self.device: Device | None = None
         self._limit = environment.nbytes("ZCOMM_MESSAGE_LIMIT")
         self._shared = SharedWindows(self._comm)
+        self._active: list[MPI.Request] = []
+        self._owners: list[tuple[Requests, int]] = []
         self._lost: list[MPI.Request] = []
+        self._testsome = _testsome()
 
     def exchange(
         self,
@@ -74,25 +77,31 @@ class MpiTransport:
 
     def send(self, sends: Mapping[int, HostMemory], tag: int) -> Requests:
         """See :class:`zcomm.transports.base.Transport`."""
-        return Requests(
-            [
-                (peer, self._comm.Isend(part, peer, TAG + tag))
-                for peer, memory in sends.items()
-                for part in self._parts(memory)
-            ],
-            self._lost,
-        )
+        return self._start(self._comm.Isend, sends, tag)
 
     def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Requests:
         """See :class:`zcomm.transports.base.Transport`."""
-        return Requests(
-            [
-                (peer, self._comm.Irecv(part, peer, TAG + tag))
-                for peer, memory in recvs.items()
-                for part in self._parts(memory)
-            ],
-            self._lost,
-        )
+        return self._start(self._comm.Irecv, recvs, tag)
+
+    def _start(
+        self, call: Callable[[Any, int, int], MPI.Request], memories: Mapping[int, Any], tag: int
+    ) -> Requests:
+        made = Requests()
+        for peer, memory in memories.items():
+            for part in self._parts(memory):
+                self._active.append(call(part, peer, TAG + tag))
+                self._owners.append((made, peer))
+                made.add(peer)
+        return made
+
+    def poll(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        if not self._active:
+            return
+        for index in sorted(self._testsome(self._active) or (), reverse=True):
+            del self._active[index]
+            owner, peer = self._owners.pop(index)
+            owner.remove(peer)
 
     @property
     def windows(self) -> Windows | None:
@@ -114,31 +123,36 @@ class MpiTransport:
 
 
 class Requests:
-    """Messages on their way, each to or from a peer; ``lost`` keeps those that are abandoned."""
+    """Messages on their way, to or from peers; the transport's ``poll`` removes what is done."""
 
-    def __init__(self, requests: list[tuple[int, MPI.Request]], lost: list[MPI.Request]) -> None:
-        self._peers = [peer for peer, _ in requests]
-        self._requests = [request for _, request in requests]
-        self._lost = lost
+    def __init__(self) -> None:
+        self._peers: list[int] = []
+
+    def add(self, peer: int) -> None:
+        """Add a message to or from a peer."""
+        self._peers.append(peer)
+
+    def remove(self, peer: int) -> None:
+        """Say that a message to or from a peer is done."""
+        self._peers.remove(peer)
 
     def done(self) -> bool:
         """See :class:`zcomm.transports.base.Pending`."""
-        if self._requests and _testall(self._requests):
-            self._requests = []
-        return not self._requests
+        return not self._peers
 
     def late(self) -> list[int]:
         """See :class:`zcomm.transports.base.Pending`."""
-        pairs = zip(self._peers, self._requests, strict=False)
-        return [peer for peer, request in pairs if not request.Test()]
+        return list(self._peers)
 
     def wait(self, seconds: float) -> None:
         """See :class:`zcomm.transports.base.Pending`."""
         time.sleep(seconds)
 
-    def abandon(self) -> None:
-        """See :class:`zcomm.transports.base.Pending`."""
-        self._lost += self._requests
+
+def _testsome() -> Callable[[list[MPI.Request]], list[int] | None]:
+    from mpi4py import MPI
+
+    return MPI.Request.Testsome
 
 
 def _buffer(memory: Memory) -> Any:
@@ -148,12 +162,6 @@ def _buffer(memory: Memory) -> Any:
     from mpi4py import MPI
 
     return [MPI.buffer.fromaddress(memory.pointer, memory.size), MPI.BYTE]
-
-
-def _testall(requests: list[MPI.Request]) -> bool:
-    from mpi4py import MPI
-
-    return bool(MPI.Request.Testall(requests))
 
 
 def _wait_all(requests: list[MPI.Request], timeout: float | None) -> bool:

@@ -112,6 +112,10 @@ class NcclTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         return self._control.receive(recvs, tag)
 
+    def poll(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._control.poll()
+
     @property
     def windows(self) -> Windows | None:
         """See :class:`zcomm.transports.base.Transport`."""

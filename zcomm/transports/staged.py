@@ -94,6 +94,10 @@ class StagedTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         return self._inner.receive(recvs, tag)
 
+    def poll(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._inner.poll()
+
     @property
     def windows(self) -> Windows | None:
         """See :class:`zcomm.transports.base.Transport`."""
