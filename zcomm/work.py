@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from zcomm.device import Device, Lane
@@ -68,7 +69,8 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._queue: deque[Work[object]] = deque()
         self._failed: list[Work[object]] = []
         self._running = False
@@ -83,16 +85,18 @@ class Stream:
             self._lanes[id(device)] = Lane(device)
         return self._lanes[id(device)]
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
         """Run an operation in its turn and return its result."""
-        self._check_process()
-        with self._condition:
+        if os.getpid() != self._process:
+            self._check_process()
+        with self._lock:
             inline = not self._queue and not self._running
-            self._running = self._running or inline
+            if inline:
+                self._running = True
         if not inline:
-            return self.submit(function).wait()
+            return self.submit(partial(function, *arguments)).wait()
         try:
-            return function()
+            return function(*arguments)
         finally:
             self._release()
 
@@ -145,9 +149,10 @@ class Stream:
             self._release()
 
     def _release(self) -> None:
-        with self._condition:
+        with self._lock:
             self._running = False
-            self._condition.notify_all()
+            if self._thread is not None:
+                self._condition.notify_all()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

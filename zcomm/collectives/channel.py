@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from topology import Topology
 from zcomm import environment
@@ -11,8 +11,30 @@ from zcomm.arrays import BufferPool, Memory
 from zcomm.device import Device
 from zcomm.errors import CollectiveTimeout
 from zcomm.seeds import Calls
-from zcomm.traffic import Clock, Traffic
+from zcomm.traffic import Clock, Counter, Tally, Traffic
 from zcomm.transports.base import Transport
+
+
+class Gate:
+    """What an operation's first message waits for: the handshake that was begun before it."""
+
+    def __init__(self) -> None:
+        self._settle: Callable[[], None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Tell whether something is to be waited for."""
+        return self._settle is not None
+
+    def close(self, settle: Callable[[], None]) -> None:
+        """Let the next message wait until ``settle`` has returned."""
+        self._settle = settle
+
+    def settle(self) -> None:
+        """Wait, where there is something to wait for; raises what is wrong."""
+        if self._settle is not None:
+            settle, self._settle = self._settle, None
+            settle()
 
 
 @dataclass(frozen=True)
@@ -32,11 +54,26 @@ class Channel:
     pool: BufferPool
     calls: Calls
     device: Device | None = None
+    gate: Gate = field(default_factory=Gate)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [rank for rank in range(len(self.ranks)) if rank != self.rank]
+
+    def tally(self, operation: str, wire: Mapping[int, int], logical: Mapping[int, int]) -> Tally:
+        """Return the tally of calls that send bytes to peers, counted as ``exchange`` does."""
+        sums: dict[tuple[str, int], list[int]] = {}
+        for peer, nbytes in wire.items():
+            total = sums.setdefault((operation, self.topology.distance(self.rank, peer)), [0, 0])
+            total[0] += logical[peer]
+            total[1] += nbytes
+        return self.traffic.tally({key: Counter(1, *total) for key, total in sums.items()})
 
     def exchange(
         self,
@@ -57,6 +94,7 @@ class Channel:
             CollectiveTimeout: naming the peers whose message has not arrived after
                 ``ZCOMM_TIMEOUT`` seconds; a ``patient`` exchange waits forever.
         """
+        self.gate.settle()
         levels = set()
         for peer, memory in sends.items():
             level = self.topology.distance(self.rank, peer)

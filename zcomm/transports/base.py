@@ -7,10 +7,11 @@ every size. No pickle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from zcomm.device import Device, HostMemory, Memory
+from zcomm.transports.rounds import Rounds
 
 
 class Transport(Protocol):
@@ -42,6 +43,9 @@ class Transport(Protocol):
             The peers whose message has not arrived (empty unless the time ran out).
         """
 
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+        """Return rounds among ``ranks``, of which this is number ``me``, over a table of rows."""
+
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
 
@@ -63,6 +67,9 @@ class HostTransport(Protocol):
         *,
         timeout: float | None = None,
     ) -> frozenset[int]:
+        """See :class:`Transport`."""
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
         """See :class:`Transport`."""
 
     def abort(self, code: int) -> None:

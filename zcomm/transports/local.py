@@ -7,11 +7,12 @@ Messages are copied when they are sent, so that a sender never waits. A rank tha
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 import numpy as np
 
+from zcomm import environment
 from zcomm.arrays import HostMemory
 from zcomm.errors import PeerLost
 
@@ -69,23 +70,36 @@ class LocalTransport:
         ]
         return frozenset(late)
 
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> LocalRounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return LocalRounds(self, ranks, me, table)
+
+    def post(self, peer: int, memory: HostMemory) -> None:
+        """Send a copy of some bytes, perhaps none."""
+        self._hub.box(self.rank, peer).put(memory.copy())
+
     def _receive(self, peer: int, memory: HostMemory, deadline: float | None) -> bool:
+        message = self.take(peer, deadline)
+        if message is None:
+            return False
+        if message.size != memory.size:
+            raise PeerLost(
+                f"rank {peer} sent {message.size} bytes, rank {self.rank} expects {memory.size}"
+            )
+        np.copyto(memory, message)
+        return True
+
+    def take(self, peer: int, deadline: float | None) -> HostMemory | None:
+        """Return the next message of a peer, None where the time ran out."""
         box = self._hub.box(peer, self.rank)
         while True:
             try:
-                message = box.get(timeout=POLL_SECONDS)
+                return box.get(timeout=POLL_SECONDS)
             except Empty:
                 if self._hub.failure is not None:
                     raise PeerLost(self._hub.failure) from None
                 if deadline is not None and time.monotonic() > deadline:
-                    return False
-                continue
-            if message.size != memory.size:
-                raise PeerLost(
-                    f"rank {peer} sent {message.size} bytes, rank {self.rank} expects {memory.size}"
-                )
-            np.copyto(memory, message)
-            return True
+                    return None
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
@@ -93,3 +107,43 @@ class LocalTransport:
 
     def close(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
+
+
+class LocalRounds:
+    """Rounds among threads; see :class:`zcomm.transports.rounds.Rounds`."""
+
+    def __init__(
+        self, transport: LocalTransport, ranks: Sequence[int], me: int, table: Sequence[HostMemory]
+    ) -> None:
+        self._transport = transport
+        self._peers = {number: rank for number, rank in enumerate(ranks) if number != me}
+        self._table = table
+        self._own = table[me]
+        self._awaited: list[int] = []
+
+    def start(self, nbytes: int) -> None:
+        """See :class:`zcomm.transports.rounds.Rounds`."""
+        if self._awaited:
+            self.finish()
+        for peer in self._peers.values():
+            self._transport.post(peer, self._own[:nbytes])
+        self._awaited = list(self._peers)
+
+    def finish(self, *, patient: bool = False) -> list[int]:
+        """See :class:`zcomm.transports.rounds.Rounds`."""
+        seconds = None if patient else environment.seconds("ZCOMM_TIMEOUT")
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for number in list(self._awaited):
+            message = self._transport.take(self._peers[number], deadline)
+            if message is not None:
+                self._fill(number, message)
+                self._awaited.remove(number)
+        return list(self._awaited)
+
+    def _fill(self, number: int, message: HostMemory) -> None:
+        row = self._table[number]
+        if message.size > row.size:
+            raise PeerLost(
+                f"rank {self._peers[number]} sent {message.size} bytes in a round of {row.size}"
+            )
+        row[: message.size] = message

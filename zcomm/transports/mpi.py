@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zcomm import environment
-from zcomm.device import Device, DeviceMemory, Memory, device_of
+from zcomm.device import Device, DeviceMemory, HostMemory, Memory, device_of
+from zcomm.transports.rounds import MpiRounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -67,6 +68,10 @@ class MpiTransport:
     def _parts(self, memory: Memory) -> Iterator[Any]:
         for start in range(0, memory.size, self._limit):
             yield _buffer(memory[start : start + self._limit])
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> MpiRounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return MpiRounds(self._comm, ranks, me, table)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

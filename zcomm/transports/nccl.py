@@ -10,14 +10,15 @@ device shows at a later exchange.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zcomm.device import Device, DeviceStream, Memory, device_of
+from zcomm.device import Device, DeviceStream, HostMemory, Memory, device_of
 from zcomm.errors import PeerLost
 from zcomm.transports.base import Transport
+from zcomm.transports.rounds import Rounds
 
 UNIQUE_ID_NBYTES = 128
 
@@ -101,6 +102,10 @@ class NcclTransport:
                         call(address, memory.size, nccl.NCCL_UINT8, peer, stream.pointer)
         finally:
             nccl.groupEnd()
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.rounds(ranks, me, table)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

@@ -8,7 +8,7 @@ it never waits for the second: a *buffer* is used again once the event after its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zcomm.device import (
@@ -21,6 +21,7 @@ from zcomm.device import (
     device_of,
 )
 from zcomm.transports.base import HostTransport
+from zcomm.transports.rounds import Rounds
 
 
 class StagedTransport:
@@ -82,6 +83,10 @@ class StagedTransport:
         buffers.give(outgoing.values(), None)
         buffers.give(incoming.values(), device.here().record())
         return late
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.rounds(ranks, me, table)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
