@@ -464,7 +464,6 @@ class Communicator:
         """Run a small call, see :mod:`zcomm.ready`."""
         if self.closed:
             self._check_open("this call")
-        self._channel.calls.skip()
         if async_op:
             return self._stream.submit(partial(ready, *arrays))
         return self._stream.call(ready, *arrays)

@@ -44,6 +44,7 @@ class Guard:
         self._place = "" if name == "world" else f" in {name}"
         self._calls = 0
         self._opened = ""
+        self._began = 0.0
         self.enabled = channel.size > 1 and environment.flag("ZCOMM_CHECK")
 
     @property
@@ -65,7 +66,7 @@ class Guard:
         self._channel.gate.settle()
         self._calls += 1
         if self.enabled:
-            self._lines.start(self._calls, description + self._place, 0)
+            self._lines.start(self._calls, self.said(description), 0)
             self._finish(description, patient)
 
     def open(self, description: str) -> None:
@@ -73,9 +74,9 @@ class Guard:
         self._channel.gate.settle()
         self._calls += 1
         if self.enabled:
-            self._lines.start(self._calls, description + self._place, 0)
+            self._lines.start(self._calls, self.said(description), 0)
             self._opened = description
-            self._channel.gate.close(self._settle)
+            self._channel.gate.waiting = self._settle
 
     def settle(self) -> None:
         """End what :meth:`open` began, unless a message of the operation has done so.
@@ -93,13 +94,26 @@ class Guard:
             CollectiveMismatch: see :meth:`check`; payloads are undefined then.
             CollectiveTimeout: see :meth:`check`.
         """
-        start = time.perf_counter()
-        if self._channel.gate.closed:
-            self._channel.gate.settle()
+        self.begin(self.said(description), nbytes)
+        self.end(description)
+
+    def said(self, description: str) -> bytes:
+        """Return what a header says of a call."""
+        return _said(description + self._place)
+
+    def begin(self, said: bytes, nbytes: int) -> None:
+        """Send what :meth:`trade` sends."""
+        gate = self._channel.gate
+        if gate.waiting is not None:
+            gate.settle()
         self._calls += 1
-        self._lines.start(self._calls, description + self._place, nbytes)
+        self._lines.start(self._calls, said, nbytes)
+        self._began = time.perf_counter()
+
+    def end(self, description: str) -> None:
+        """Wait for what :meth:`begin` began, and compare; raises what :meth:`trade` does."""
         self._finish(description, False)
-        self._channel.clock.add("comm", time.perf_counter() - start)
+        self._channel.clock.add("comm", time.perf_counter() - self._began)
 
     @cached_property
     def _lines(self) -> _Lines:
@@ -161,12 +175,12 @@ class _Lines:
         self._tally = _header_tally(channel) if headed else Tally({})
         self._size = size
 
-    def start(self, number: int, description: str, nbytes: int) -> None:
+    def start(self, number: int, said: bytes, nbytes: int) -> None:
         """Start a round with a payload of ``nbytes`` bytes."""
         if self._size:
-            _HEADER.pack_into(self.own, 0, number, _said(description))
-            self._tally.calls += 1
+            _HEADER.pack_into(self.own, 0, number, said)
         self.rounds.start(self._size + nbytes)
+        self._tally.calls += 1
 
 
 def _header_tally(channel: Channel) -> Tally:

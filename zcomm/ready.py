@@ -204,16 +204,18 @@ def _stacked(shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
 def _all_reduce(
     table: Table, words: str, plans: AllReduce, reduction: Reduction, port: _Port
 ) -> Call:
-    nbytes, trade = port.nbytes, table.guard.trade
+    guard, nbytes, said = table.guard, port.nbytes, table.guard.said(words)
     result = np.empty(nbytes, np.uint8)
     read, write = port.reader(table.own), port.writer(result)
     reduce = _reducer(table, plans, reduction, result)
-    tally = table.tally("all_reduce", nbytes, nbytes)
+    skip, tally = table.channel.calls.skip, table.tally("all_reduce", nbytes, nbytes)
 
     def call(x: Any) -> Any:
         read(x)
-        trade(words, nbytes)
+        guard.begin(said, nbytes)
         tally.calls += 1
+        skip()
+        guard.end(words)
         reduce()
         write(x)
         return x
@@ -223,7 +225,7 @@ def _all_reduce(
 
 def _reducer(
     table: Table, plans: AllReduce, reduction: Reduction, result: npt.NDArray[np.uint8]
-) -> Callable[[], None]:
+) -> Callable[[], object]:
     """Return what reduces the payloads of all ranks into ``result``."""
     dtype, nesting = plans.scatter.layouts[0].dtype, plans.scatter.nesting
     parts = [table.row(rank)[: result.size] for rank in range(table.channel.size)]
@@ -231,38 +233,42 @@ def _reducer(
     codec = reduction.carrier(wire)
     if codec is not None and all(len(level.groups) in (1, len(parts)) for level in nesting.levels):
         where = place.starts, place.lengths, result, dtype, reduction.divisor
-        return partial(kernels().decode_reduce, codec, parts, *where)
+        return kernels().prepare_reduce(codec, parts, *where)
     formats = wire, plans.scatter.partials[0]
     return partial(nested_reduce, nesting, formats, parts, place, reduction)
 
 
 def _all_gather(table: Table, words: str, port: _Port) -> Call:
-    nbytes, trade = port.nbytes, table.guard.trade
+    guard, nbytes, said = table.guard, port.nbytes, table.guard.said(words)
     read, gather = port.reader(table.own), port.gatherer(table.guard.payloads)
-    tally = table.tally("all_gather", nbytes, nbytes)
+    skip, tally = table.channel.calls.skip, table.tally("all_gather", nbytes, nbytes)
 
     def call(x: Any, out: Any) -> Any:
         read(x)
-        trade(words, nbytes)
+        guard.begin(said, nbytes)
         tally.calls += 1
+        skip()
+        guard.end(words)
         return gather(out)
 
     return call
 
 
 def _broadcast(table: Table, words: str, root: int, port: _Port) -> Call:
-    nbytes, trade = port.nbytes, table.guard.trade
+    guard, nbytes, said = table.guard, port.nbytes, table.guard.said(words)
     read, write = port.reader(table.own), port.writer(table.row(root))
     tally = table.tally("broadcast", nbytes, nbytes)
 
     def send(x: Any) -> Any:
         read(x)
-        trade(words, nbytes)
+        guard.begin(said, nbytes)
         tally.calls += 1
+        guard.end(words)
         return x
 
     def receive(x: Any) -> Any:
-        trade(words, 0)
+        guard.begin(said, 0)
+        guard.end(words)
         write(x)
         return x
 

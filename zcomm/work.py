@@ -22,6 +22,17 @@ T = TypeVar("T")
 logger = logging.getLogger("zcomm")
 
 
+_FORKS = [0]
+"""How many forks lie between the first process and this one: cheaper to ask for than its id."""
+
+
+def _forked() -> None:
+    _FORKS[0] += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Work(Generic[T]):
     """One operation on its way.
 
@@ -77,6 +88,7 @@ class Stream:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._forks = _FORKS[0]
         self._lanes: dict[int, Lane] = {}
 
     def lane(self, device: Device) -> Lane:
@@ -87,7 +99,7 @@ class Stream:
 
     def call(self, function: Callable[..., T], *arguments: object) -> T:
         """Run an operation in its turn and return its result."""
-        if os.getpid() != self._process:
+        if self._forks != _FORKS[0]:
             self._check_process()
         with self._lock:
             inline = not self._queue and not self._running
@@ -98,7 +110,10 @@ class Stream:
         try:
             return function(*arguments)
         finally:
-            self._release()
+            with self._lock:
+                self._running = False
+                if self._thread is not None:
+                    self._condition.notify_all()
 
     def submit(self, function: Callable[[], T], join: Callable[[], None] | None = None) -> Work[T]:
         """Queue an operation and return at once; ``join`` is called when it is awaited."""

@@ -19,22 +19,14 @@ class Gate:
     """What an operation's first message waits for: the handshake that was begun before it."""
 
     def __init__(self) -> None:
-        self._settle: Callable[[], None] | None = None
-
-    @property
-    def closed(self) -> bool:
-        """Tell whether something is to be waited for."""
-        return self._settle is not None
-
-    def close(self, settle: Callable[[], None]) -> None:
-        """Let the next message wait until ``settle`` has returned."""
-        self._settle = settle
+        self.waiting: Callable[[], None] | None = None
+        """What returns when the handshake has ended."""
 
     def settle(self) -> None:
         """Wait, where there is something to wait for; raises what is wrong."""
-        if self._settle is not None:
-            settle, self._settle = self._settle, None
-            settle()
+        if self.waiting is not None:
+            wait, self.waiting = self.waiting, None
+            wait()
 
 
 @dataclass(frozen=True)
