@@ -42,6 +42,20 @@ def decode_reduce(
     dtype: int,
     divisor: int,
 ) -> int: ...
+
+class Reduction:
+    def __init__(
+        self,
+        codec: Description,
+        wires: Sequence[Bytes],
+        starts: Lengths,
+        lengths: Lengths,
+        out: Bytes,
+        dtype: int,
+        divisor: int,
+    ) -> None: ...
+    def __call__(self) -> int: ...
+
 def decode_reduce_encode(
     codec_in: Description,
     wires: Sequence[Bytes],

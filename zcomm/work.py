@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from zcomm.device import Device, Lane
@@ -19,6 +20,17 @@ from zcomm.errors import ZcommError
 
 T = TypeVar("T")
 logger = logging.getLogger("zcomm")
+
+
+_FORKS = [0]
+"""How many forks lie between the first process and this one: cheaper to ask for than its id."""
+
+
+def _forked() -> None:
+    _FORKS[0] += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Work(Generic[T]):
@@ -68,13 +80,15 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._queue: deque[Work[object]] = deque()
         self._failed: list[Work[object]] = []
         self._running = False
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._forks = _FORKS[0]
         self._lanes: dict[int, Lane] = {}
 
     def lane(self, device: Device) -> Lane:
@@ -83,18 +97,23 @@ class Stream:
             self._lanes[id(device)] = Lane(device)
         return self._lanes[id(device)]
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
         """Run an operation in its turn and return its result."""
-        self._check_process()
-        with self._condition:
+        if self._forks != _FORKS[0]:
+            self._check_process()
+        with self._lock:
             inline = not self._queue and not self._running
-            self._running = self._running or inline
+            if inline:
+                self._running = True
         if not inline:
-            return self.submit(function).wait()
+            return self.submit(partial(function, *arguments)).wait()
         try:
-            return function()
+            return function(*arguments)
         finally:
-            self._release()
+            with self._lock:
+                self._running = False
+                if self._thread is not None:
+                    self._condition.notify_all()
 
     def submit(self, function: Callable[[], T], join: Callable[[], None] | None = None) -> Work[T]:
         """Queue an operation and return at once; ``join`` is called when it is awaited."""
@@ -145,9 +164,10 @@ class Stream:
             self._release()
 
     def _release(self) -> None:
-        with self._condition:
+        with self._lock:
             self._running = False
-            self._condition.notify_all()
+            if self._thread is not None:
+                self._condition.notify_all()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from topology import Topology
@@ -12,8 +12,22 @@ from zcomm.arrays import BufferPool, Memory
 from zcomm.device import Device
 from zcomm.errors import CollectiveTimeout
 from zcomm.seeds import Calls
-from zcomm.traffic import Clock, Traffic
+from zcomm.traffic import Clock, Counter, Tally, Traffic
 from zcomm.transports.base import Transport
+
+
+class Gate:
+    """What an operation's first message waits for: the handshake that was begun before it."""
+
+    def __init__(self) -> None:
+        self.waiting: Callable[[], None] | None = None
+        """What returns when the handshake has ended."""
+
+    def settle(self) -> None:
+        """Wait, where there is something to wait for; raises what is wrong."""
+        if self.waiting is not None:
+            wait, self.waiting = self.waiting, None
+            wait()
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,7 @@ class Channel:
     pool: BufferPool
     calls: Calls
     device: Device | None = None
+    gate: Gate = field(default_factory=Gate)
 
     @property
     def size(self) -> int:
@@ -51,6 +66,20 @@ class Channel:
         shared = frozenset() if windows is None else windows.ranks
         near = {rank for rank, number in enumerate(self.ranks) if number in shared}
         return frozenset(near - {self.rank})
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [rank for rank in range(len(self.ranks)) if rank != self.rank]
+
+    def tally(self, operation: str, wire: Mapping[int, int], logical: Mapping[int, int]) -> Tally:
+        """Return the tally of calls that send bytes to peers, counted as ``exchange`` does."""
+        sums: dict[tuple[str, int], list[int]] = {}
+        for peer, nbytes in wire.items():
+            total = sums.setdefault((operation, self.topology.distance(self.rank, peer)), [0, 0])
+            total[0] += logical[peer]
+            total[1] += nbytes
+        return self.traffic.tally({key: Counter(1, *total) for key, total in sums.items()})
 
     def exchange(
         self,
@@ -74,6 +103,7 @@ class Channel:
             CollectiveTimeout: naming the peers whose message has not arrived after
                 ``ZCOMM_TIMEOUT`` seconds; a ``patient`` exchange waits forever.
         """
+        self.gate.settle()
         levels = set()
         for peer, memory in sends.items():
             level = self.topology.distance(self.rank, peer)

@@ -261,6 +261,7 @@ class Posted:
     def send(self, index: int, peer: int, memory: Memory, logical: int) -> None:
         """See :class:`Courier`."""
         assert not isinstance(memory, DeviceMemory)
+        self._channel.gate.settle()
         self._count(index, peer, memory.size, logical)
         if not memory.size:
             return

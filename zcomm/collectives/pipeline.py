@@ -65,9 +65,11 @@ def _run_on_host(channel: Channel, plan: Plan, start: Start, written: Written) -
     flights: deque[_Flight] = deque()
     try:
         _schedule(channel, plan, start, written, flights)
-    finally:
+    except BaseException:
         for flight in flights:
             flight.steps.close()
+        channel.transport.cancel()
+        raise
 
 
 def _drain(steps: Steps) -> None:

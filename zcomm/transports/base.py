@@ -7,10 +7,11 @@ every size. No pickle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from zcomm.device import Device, HostMemory, Memory
+from zcomm.transports.rounds import Rounds
 from zcomm.transports.windows import Windows
 
 
@@ -64,12 +65,18 @@ class Transport(Protocol):
     def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
         """Start receiving into host memory, of exactly the sizes that are sent."""
 
+    def cancel(self) -> None:
+        """Give up all messages that were started: none is received any more."""
+
     def poll(self) -> None:
         """Move on all messages that were started."""
 
     @property
     def windows(self) -> Windows | None:
         """The memory that this rank shares with the others of its node, where it does."""
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+        """Return rounds among ``ranks``, of which this is number ``me``, over a table of rows."""
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
@@ -101,11 +108,17 @@ class HostTransport(Protocol):
     def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
         """See :class:`Transport`."""
 
+    def cancel(self) -> None:
+        """See :class:`Transport`."""
+
     def poll(self) -> None:
         """See :class:`Transport`."""
 
     @property
     def windows(self) -> Windows | None:
+        """See :class:`Transport`."""
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
         """See :class:`Transport`."""
 
     def abort(self, code: int) -> None:

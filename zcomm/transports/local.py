@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 import numpy as np
 
+from zcomm import environment
 from zcomm.arrays import HostMemory
 from zcomm.errors import PeerLost
 from zcomm.transports.windows import Windows
 
 POLL_SECONDS = 0.05
+ROUND = -1
+"""The tag of the messages of rounds."""
 
 Letter = tuple[int, HostMemory]
 """A tag and a message."""
@@ -86,6 +89,9 @@ class LocalTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         return Arrivals(self, {peer: m for peer, m in recvs.items() if m.size}, tag)
 
+    def cancel(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+
     def poll(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
 
@@ -119,6 +125,22 @@ class LocalTransport:
             return False
         self._letters.setdefault((peer, tag), deque()).append(message)
         return True
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> LocalRounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return LocalRounds(self, ranks, me, table)
+
+    def post(self, peer: int, memory: HostMemory) -> None:
+        """Send a copy of some bytes, perhaps none, in a round."""
+        self._hub.box(self.rank, peer).put((ROUND, memory.copy()))
+
+    def take(self, peer: int, deadline: float | None) -> HostMemory | None:
+        """Return the next message of a peer in a round, None where the time ran out."""
+        while (message := self.fetch(peer, ROUND)) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                return None
+            self.wait(peer, POLL_SECONDS)
+        return message
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
@@ -158,3 +180,43 @@ class Arrivals:
     def wait(self, seconds: float) -> None:
         """Wait until the first missing peer says anything."""
         self._transport.wait(next(iter(self._missing)), POLL_SECONDS)
+
+
+class LocalRounds:
+    """Rounds among threads; see :class:`zcomm.transports.rounds.Rounds`."""
+
+    def __init__(
+        self, transport: LocalTransport, ranks: Sequence[int], me: int, table: Sequence[HostMemory]
+    ) -> None:
+        self._transport = transport
+        self._peers = {number: rank for number, rank in enumerate(ranks) if number != me}
+        self._table = table
+        self._own = table[me]
+        self._awaited: list[int] = []
+
+    def start(self, nbytes: int) -> None:
+        """See :class:`zcomm.transports.rounds.Rounds`."""
+        if self._awaited:
+            self.finish()
+        for peer in self._peers.values():
+            self._transport.post(peer, self._own[:nbytes])
+        self._awaited = list(self._peers)
+
+    def finish(self, *, patient: bool = False) -> list[int]:
+        """See :class:`zcomm.transports.rounds.Rounds`."""
+        seconds = None if patient else environment.seconds("ZCOMM_TIMEOUT")
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for number in list(self._awaited):
+            message = self._transport.take(self._peers[number], deadline)
+            if message is not None:
+                self._fill(number, message)
+                self._awaited.remove(number)
+        return list(self._awaited)
+
+    def _fill(self, number: int, message: HostMemory) -> None:
+        row = self._table[number]
+        if message.size > row.size:
+            raise PeerLost(
+                f"rank {self._peers[number]} sent {message.size} bytes in a round of {row.size}"
+            )
+        row[: message.size] = message

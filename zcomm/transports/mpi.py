@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zcomm import environment
 from zcomm.device import Device, DeviceMemory, HostMemory, Memory, device_of
+from zcomm.transports.rounds import MpiRounds
 from zcomm.transports.windows import SharedWindows, Windows
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class MpiTransport:
         self._shared = SharedWindows(self._comm)
         self._active: list[MPI.Request] = []
         self._owners: list[tuple[Requests, int]] = []
+        self._received: list[bool] = []
         self._lost: list[MPI.Request] = []
         self._testsome = _testsome()
 
@@ -77,22 +79,38 @@ class MpiTransport:
 
     def send(self, sends: Mapping[int, HostMemory], tag: int) -> Requests:
         """See :class:`zcomm.transports.base.Transport`."""
-        return self._start(self._comm.Isend, sends, tag)
+        return self._start(self._comm.Isend, sends, tag, receiving=False)
 
     def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Requests:
         """See :class:`zcomm.transports.base.Transport`."""
-        return self._start(self._comm.Irecv, recvs, tag)
+        return self._start(self._comm.Irecv, recvs, tag, receiving=True)
 
     def _start(
-        self, call: Callable[[Any, int, int], MPI.Request], memories: Mapping[int, Any], tag: int
+        self,
+        call: Callable[[Any, int, int], MPI.Request],
+        memories: Mapping[int, Any],
+        tag: int,
+        *,
+        receiving: bool,
     ) -> Requests:
         made = Requests()
         for peer, memory in memories.items():
             for part in self._parts(memory):
                 self._active.append(call(part, peer, TAG + tag))
                 self._owners.append((made, peer))
+                self._received.append(receiving)
                 made.add(peer)
         return made
+
+    def cancel(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        for request, received in zip(self._active, self._received, strict=True):
+            if received:
+                request.Cancel()
+                request.Wait()
+            else:
+                self._lost.append(request)
+        self._active, self._owners, self._received = [], [], []
 
     def poll(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
@@ -101,6 +119,7 @@ class MpiTransport:
         for index in sorted(self._testsome(self._active) or (), reverse=True):
             del self._active[index]
             owner, peer = self._owners.pop(index)
+            del self._received[index]
             owner.remove(peer)
 
     @property
@@ -111,6 +130,10 @@ class MpiTransport:
     def _parts(self, memory: Memory) -> Iterator[Any]:
         for start in range(0, memory.size, self._limit):
             yield _buffer(memory[start : start + self._limit])
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> MpiRounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return MpiRounds(self._comm, ranks, me, table)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

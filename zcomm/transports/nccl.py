@@ -10,7 +10,7 @@ device shows at a later exchange.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from zcomm.device import Device, DeviceStream, HostMemory, Memory, device_of
 from zcomm.errors import PeerLost
 from zcomm.transports.base import Pending, Transport
+from zcomm.transports.rounds import Rounds
 from zcomm.transports.windows import Windows
 
 UNIQUE_ID_NBYTES = 128
@@ -112,6 +113,10 @@ class NcclTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         return self._control.receive(recvs, tag)
 
+    def cancel(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._control.cancel()
+
     def poll(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
         self._control.poll()
@@ -120,6 +125,10 @@ class NcclTransport:
     def windows(self) -> Windows | None:
         """See :class:`zcomm.transports.base.Transport`."""
         return self._control.windows
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.rounds(ranks, me, table)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

@@ -8,7 +8,7 @@ it never waits for the second: a *buffer* is used again once the event after its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zcomm.device import (
@@ -21,6 +21,7 @@ from zcomm.device import (
     device_of,
 )
 from zcomm.transports.base import HostTransport, Pending
+from zcomm.transports.rounds import Rounds
 from zcomm.transports.windows import Windows
 
 
@@ -94,6 +95,10 @@ class StagedTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         return self._inner.receive(recvs, tag)
 
+    def cancel(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._inner.cancel()
+
     def poll(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
         self._inner.poll()
@@ -102,6 +107,10 @@ class StagedTransport:
     def windows(self) -> Windows | None:
         """See :class:`zcomm.transports.base.Transport`."""
         return self._inner.windows
+
+    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.rounds(ranks, me, table)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
