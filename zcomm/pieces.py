@@ -33,6 +33,9 @@ LARGEST_NBYTES = 144 * 1024
 SHARE = 4
 """Between the two, a piece is this part of the longest shard."""
 
+HEAD = 4
+"""The first piece is smaller by so much: nothing is on the wire until it is encoded."""
+
 Part = dict[int, list[Segment]]
 """For every item, its segments in one piece of one shard."""
 
@@ -114,7 +117,7 @@ def _parts(
 ) -> Iterator[Part]:
     """Cut one shard: fill a part up to ``room`` bytes, then begin the next."""
     part: Part = {}
-    left = room
+    left = max(room / HEAD, SMALLEST_NBYTES)
     for item, layout in enumerate(plan.layouts):
         weight, unit = weights[item], units[item]
         for segment in layout.shards[rank]:
