@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from zcomm.arrays import ITEMSIZE, View
 from zcomm.layout import Layout, Segment
-from zcomm.transports.windows import SLOT_NBYTES
+from zcomm.transports.windows import SLOTS_NBYTES
 
 if TYPE_CHECKING:
     from zcomm.plan import Plan, WireFormat
@@ -29,6 +29,13 @@ CUT = 4096
 SMALLEST_NBYTES = 32 * 1024
 LARGEST_NBYTES = 144 * 1024
 """A piece has so many bytes of a shard on the wire: less costs Python, more costs overlap."""
+
+LARGEST_INSIDE_NBYTES = 512 * 1024
+"""The same, where no network is crossed and a message costs nothing but copies."""
+
+IN_FLIGHT = 8
+IN_FLIGHT_INSIDE = 4
+"""Inside a node large pieces matter more than many: there is no latency to hide."""
 
 SHARE = 4
 """Between the two, a piece is this part of the longest shard."""
@@ -71,7 +78,8 @@ def cut(plan: Plan) -> tuple[Piece, ...]:
     ranks = range(plan.topology.size)
     weighed = list(zip(weights, plan.layouts, strict=True))
     longest = max(sum(w * layout.shard_numel(rank) for w, layout in weighed) for rank in ranks)
-    room = min(longest / SHARE, LARGEST_NBYTES, SLOT_NBYTES / _num_inside(plan))
+    largest = LARGEST_INSIDE_NBYTES if _inside(plan) else LARGEST_NBYTES
+    room = min(longest / SHARE, largest, slot_nbytes(plan) / _num_inside(plan))
     room = max(room, SMALLEST_NBYTES)
     if longest <= room or not plan.hops or _draws(plan):
         return (whole(plan),)
@@ -84,6 +92,21 @@ def whole(plan: Plan) -> Piece:
     """Return a plan as one piece."""
     items = tuple(range(len(plan.layouts)))
     return Piece(plan, items, ((0,) * len(items),) * plan.topology.size)
+
+
+def in_flight(plan: Plan) -> int:
+    """Return how many pieces may have posted their receives and not be finished."""
+    return IN_FLIGHT_INSIDE if _inside(plan) else IN_FLIGHT
+
+
+def slot_nbytes(plan: Plan) -> int:
+    """Return what a rank may write for its node in one piece."""
+    return SLOTS_NBYTES // in_flight(plan)
+
+
+def _inside(plan: Plan) -> bool:
+    """Tell whether all ranks are in one node, so that no message crosses a network."""
+    return len(plan.topology.levels[0].groups) == 1
 
 
 def _num_inside(plan: Plan) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from zcomm.arrays import Memory, View
+from zcomm.arrays import DeviceMemory, Memory, View
 from zcomm.collectives import pipeline
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import DONE, LINE_NBYTES, Courier, Regions
 from zcomm.collectives.pipeline import Steps
-from zcomm.collectives.wire import Packing, Place, Unpacking, pack_all, unpack, unpack_all
+from zcomm.collectives.wire import Packing, Place, Unpacking, pack, pack_all, unpack, unpack_all
 from zcomm.device import copy
 from zcomm.pieces import Piece
 from zcomm.plan import Plan, WireFormat
@@ -164,6 +164,7 @@ class _Run:
         if not self._plan.hops:
             self._copy_own()
             return
+        batch = isinstance(self._fulls[0].memory, DeviceMemory)  # as few launches as possible
         yield self._courier.open()
         self._expect()
         yield DONE
@@ -171,12 +172,13 @@ class _Run:
             self._encode(stage)
             for index, hop in enumerate(stage.hops, stage.first):
                 self._send(index, hop)
-                if index == stage.last:
+                if index == stage.last and not batch:
                     self._decode(stage, self._held(stage))
                 yield self._courier.arrival(index)
                 if index < stage.last:
                     self._keep(index, hop)
-            self._decode(stage, self._arrived(stage))
+            held = self._held(stage) if batch else {}
+            self._decode(stage, held | self._arrived(stage))
             self._release(stage.last)
         yield self._courier.sent()
         self._channel.pool.give(*self._scratch)
@@ -222,7 +224,10 @@ class _Run:
                     place = self._source(stage, shard, position)
                     seed = self._draws.of(part.wire.codec, shard, position)
                     packings.append(Packing(part.wire, place, chunk[part.span], seed))
-            pack_all(packings)
+            if len(packings) == 1:
+                pack(*packings[0])
+            else:
+                pack_all(packings)
 
     def _source(self, stage: _Stage, shard: int, position: int) -> Place:
         layout, first = self._plan.layouts[position], stage.first == 0

@@ -16,9 +16,10 @@ from typing import Protocol
 
 from zcomm.arrays import DeviceMemory, Memory
 from zcomm.collectives.channel import Channel
+from zcomm.pieces import in_flight, slot_nbytes
 from zcomm.plan import Plan
 from zcomm.transports.base import Pending
-from zcomm.transports.windows import NUM_SLOTS, SLOT_NBYTES, Windows
+from zcomm.transports.windows import Windows
 
 NUM_TAGS = 64
 """Messages of so many pieces in a row differ in their tags: more than are on their way at once."""
@@ -104,14 +105,15 @@ class FreeSlot:
 
     windows: Windows
     slot: int
+    num_slots: int
 
     def done(self) -> bool:
         """See :class:`zcomm.transports.base.Pending`."""
-        return self.windows.free(self.slot)
+        return self.windows.free(self.slot, self.num_slots)
 
     def late(self) -> list[int]:
         """See :class:`zcomm.transports.base.Pending`."""
-        return self.windows.readers(self.slot)
+        return self.windows.readers()
 
     def wait(self, seconds: float) -> None:
         """See :class:`zcomm.transports.base.Pending`."""
@@ -221,7 +223,8 @@ class Posted:
         self._windows = channel.transport.windows
         self._plan = plan
         self._number = number
-        self._slot = number % NUM_SLOTS
+        self._num_slots = in_flight(plan)
+        self._slot = number % self._num_slots
         self._written = written
         self._own = self._transport.rank
         self._levels = channel.distances
@@ -235,20 +238,20 @@ class Posted:
         """See :class:`Courier`."""
         if not self._boxes or self._windows is None:
             return DONE
-        return FreeSlot(self._windows, self._slot)
+        return FreeSlot(self._windows, self._slot, self._num_slots)
 
     def outbox(self, index: int, peer: int) -> Memory | None:
         """See :class:`Courier`."""
         span = self._boxes.get((index, peer))
         if span is None or self._windows is None:
             return None
-        return self._windows.slot(self._own, self._slot)[span]
+        return self._windows.slot(self._own, self._slot, self._num_slots)[span]
 
     def slot(self) -> Memory | None:
         """See :class:`Courier`."""
         if not self._boxes or self._windows is None:
             return None
-        return self._windows.slot(self._own, self._slot)
+        return self._windows.slot(self._own, self._slot, self._num_slots)
 
     def expect(self, index: int, peer: int, memory: Memory) -> None:
         """See :class:`Courier`."""
@@ -290,7 +293,7 @@ class Posted:
             if index not in self._inboxes:
                 self._inboxes[index] = Inboxes(windows, self._slot)
             self._inboxes[index].owners.add(rank)
-        return windows.slot(rank, self._slot)[span]
+        return windows.slot(rank, self._slot, self._num_slots)[span]
 
     def release(self, index: int, peer: int) -> None:
         """See :class:`Courier`."""
@@ -310,7 +313,9 @@ class Posted:
         if found is None:
             near = (self._channel.near | {self._channel.rank}) - {sender}
             regions, nbytes = self._written(self._plan, sender, near)
-            found = self._plan.regions[sender] = regions if nbytes <= SLOT_NBYTES else {}
+            found = self._plan.regions[sender] = (
+                regions if nbytes <= slot_nbytes(self._plan) else {}
+            )
         return found
 
     def _count(self, index: int, peer: int, wire: int, logical: int) -> None:

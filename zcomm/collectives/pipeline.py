@@ -18,12 +18,9 @@ from zcomm.arrays import DeviceMemory, Memory
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import Courier, Direct, Posted, Written
 from zcomm.collectives.wire import host_kernels
-from zcomm.pieces import Piece, logical_nbytes
+from zcomm.pieces import Piece, in_flight, logical_nbytes
 from zcomm.plan import Plan
 from zcomm.transports.base import Pending
-
-IN_FLIGHT = 8
-"""Pieces that have posted their receives and are not finished."""
 
 SMALL_NBYTES = 64 * 1024
 """Up to this size an operation of one piece waits in plain exchanges: fewer calls."""
@@ -40,7 +37,7 @@ Start = Callable[[Piece, Courier], Steps]
 def run(channel: Channel, plan: Plan, like: Memory, start: Start, written: Written) -> None:
     """Run a collective: ``start`` makes the generator of a piece; arrays lie as ``like`` does.
 
-    1. Start pieces, in order, until ``IN_FLIGHT`` are under way: each posts its receives.
+    1. Start pieces, in order, until enough are under way: each posts its receives.
     2. Go through them, the oldest first, and resume all whose messages have arrived. A piece that
        encodes first ends the round, so that older ones are looked at again before the next.
     3. After a round in which something moved give the core away once; otherwise sleep, longer each
@@ -101,9 +98,9 @@ def _schedule(
     channel: Channel, plan: Plan, start: Start, written: Written, flights: deque[_Flight]
 ) -> None:
     pieces = plan.pieces
-    number, idle = 0, _Idle(channel, plan)
+    number, most, idle = 0, in_flight(plan), _Idle(channel, plan)
     while flights or number < len(pieces):
-        while number < len(pieces) and len(flights) < IN_FLIGHT:
+        while number < len(pieces) and len(flights) < most:
             courier = Posted(channel, pieces[number].plan, number, written)
             flight = _Flight(start(pieces[number], courier))
             flights.append(flight)

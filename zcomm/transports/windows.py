@@ -1,7 +1,7 @@
 """Memory that the ranks of one node share: a window per rank, written by it and read by the others.
 
-A window has a fixed number of *slots* of fixed size, whatever the messages. For every slot and
-every reader there are two counters: how often the owner has *published* the slot for this reader,
+A window has a fixed size, whatever the messages. Every operation cuts it into *slots*, 4 or 8; both
+sides know how many. For every slot and every reader there are two counters: how often the owner has *published* the slot for this reader,
 and how often this reader has *released* it. They are equal when the reader is done with all that
 was written for it; a slot whose counters are equal for all readers is free. Counters are never
 reset, so that no reader takes an old message for a new one.
@@ -18,22 +18,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from zcomm.device import HostMemory
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-NUM_SLOTS = 8
-SLOT_NBYTES = 512 * 1024
+SLOTS_NBYTES = 4 * 1024 * 1024
+"""Bytes of all slots of a window: those of a node's ranks should fit its cache together."""
+
+MOST_SLOTS = 8
 _LINE = 64
 _PAGE = 4096
 
 
 def window_nbytes(num_ranks: int) -> int:
     """Return the bytes of one rank's window on a node of so many ranks."""
-    return 2 * _counters_nbytes(num_ranks) + NUM_SLOTS * SLOT_NBYTES
+    return 2 * _counters_nbytes(num_ranks) + SLOTS_NBYTES
 
 
 def _row(num_ranks: int) -> int:
@@ -42,7 +43,7 @@ def _row(num_ranks: int) -> int:
 
 
 def _counters_nbytes(num_ranks: int) -> int:
-    return -(-NUM_SLOTS * _row(num_ranks) * 8 // _PAGE) * _PAGE
+    return -(-MOST_SLOTS * _row(num_ranks) * 8 // _PAGE) * _PAGE
 
 
 class _Window:
@@ -52,11 +53,8 @@ class _Window:
         nbytes, row = _counters_nbytes(num_ranks), _row(num_ranks)
         self.published = memory[:nbytes].view(np.uint64)
         self.released = memory[nbytes : 2 * nbytes].view(np.uint64)
-        slots = memory[2 * nbytes :]
-        self.slots = [
-            slots[at : at + SLOT_NBYTES] for at in range(0, NUM_SLOTS * SLOT_NBYTES, SLOT_NBYTES)
-        ]
-        self.readers = [self.released[slot * row :][:num_ranks] for slot in range(NUM_SLOTS)]
+        self.slots = memory[2 * nbytes :][:SLOTS_NBYTES]
+        self.readers = [self.released[slot * row :][:num_ranks] for slot in range(MOST_SLOTS)]
 
 
 class Windows:
@@ -72,26 +70,37 @@ class Windows:
         self._me = me
         self._row = _row(len(ranks))
         self._windows = [_Window(memory, len(ranks)) for memory in memories]
-        self._published = [np.zeros(len(ranks), np.uint64) for _ in range(NUM_SLOTS)]
-        self._read = [[0] * NUM_SLOTS for _ in ranks]
+        self._published = [np.zeros(len(ranks), np.uint64) for _ in range(MOST_SLOTS)]
+        self._read = [[0] * MOST_SLOTS for _ in ranks]
+        self._num_slots = MOST_SLOTS
         self.ranks = frozenset(ranks)
 
-    def slot(self, rank: int, slot: int) -> HostMemory:
-        """Return a slot of a rank's window."""
-        return self._windows[self._index[rank]].slots[slot]
+    def slot(self, rank: int, slot: int, num_slots: int) -> HostMemory:
+        """Return a slot of a rank's window, which is cut into ``num_slots``."""
+        nbytes = SLOTS_NBYTES // num_slots
+        return self._windows[self._index[rank]].slots[slot * nbytes : (slot + 1) * nbytes]
 
-    def free(self, slot: int) -> bool:
-        """Tell whether all readers have released what this rank has published in a slot."""
-        own: bool = self._native.equal_counters(
-            self._windows[self._me].readers[slot], self._published[slot]
-        )
-        return own
+    def free(self, slot: int, num_slots: int) -> bool:
+        """Tell whether this rank may write a slot: all readers have released what was there.
 
-    def readers(self, slot: int) -> list[int]:
-        """Return the ranks that have not released a slot of this rank."""
-        released: npt.NDArray[np.uint64] = self._windows[self._me].readers[slot]
-        late = released != self._published[slot]
-        return [rank for rank, index in self._index.items() if late[index]]
+        Where the window was cut otherwise before, all slots must be free.
+        """
+        readers = self._windows[self._me].readers
+        if num_slots == self._num_slots:
+            return bool(self._native.equal_counters(readers[slot], self._published[slot]))
+        if not all(map(self._native.equal_counters, readers, self._published)):
+            return False
+        self._num_slots = num_slots
+        return True
+
+    def readers(self) -> list[int]:
+        """Return the ranks that have not released all slots of this rank."""
+        late: set[int] = set()
+        for released, published in zip(
+            self._windows[self._me].readers, self._published, strict=True
+        ):
+            late |= set(np.flatnonzero(released != published).tolist())
+        return [rank for rank, index in self._index.items() if index in late]
 
     def publish(self, slot: int, reader: int) -> None:
         """Let a rank read a slot of this rank, which has been written."""
