@@ -1,10 +1,10 @@
 """Memory that the ranks of one node share: a window per rank, written by it and read by the others.
 
 A window has a fixed size, whatever the messages. Every operation cuts it into *slots*, 4 or 8; both
-sides know how many. For every slot and every reader there are two counters: how often the owner has *published* the slot for this reader,
-and how often this reader has *released* it. They are equal when the reader is done with all that
-was written for it; a slot whose counters are equal for all readers is free. Counters are never
-reset, so that no reader takes an old message for a new one.
+sides know how many. For every slot and every reader there are two counters: how often the owner has
+*published* the slot for this reader, and how often this reader has *released* it. They are equal
+when the reader is done with all that was written for it; a slot whose counters are equal for all
+readers is free. Counters are never reset, so that no reader takes an old message for a new one.
 
 Both sides must use the slots in the same order. Do not assume that a reader runs.
 """
