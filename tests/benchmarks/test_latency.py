@@ -1,9 +1,7 @@
 """The latency benchmark: right rows, and an exit code that says when a value is wrong."""
 
-import numpy as np
 import pytest
 
-import zcomm
 from benchmarks import latency
 from benchmarks.launch import UsageError
 
