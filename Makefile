@@ -44,7 +44,7 @@ $(INSTALLED): $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  scikit-build-core nanobind cmake ninja
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	  --no-build-isolation --config-settings=build-dir=build/venv --editable '.[mpi,bench,test]'
+	  --no-build-isolation --config-settings=build-dir=build/venv --editable '.[mpi,bench,test,cuda-test]'
 	touch $(INSTALLED)
 
 demo: $(INSTALLED)

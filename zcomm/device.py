@@ -92,10 +92,11 @@ class Device(Protocol):
     def kernels(self) -> Any:
         """Return the codec kernels (:class:`zcomm.codecs.Kernels`) for memory of this device.
 
-        They have two functions more, which take several messages of one array and need as few
-        launches as the device allows: ``encode_batch(codec, x, dtype, messages)``, each message a
-        tuple (starts, lengths, out, seed), and ``decode_batch(codec, messages, out, dtype)``, each
-        a tuple (wire, starts, lengths).
+        They have three functions more, which need as few launches as the device allows for several
+        messages: ``encode_batch(codec, x, dtype, messages)`` of one array, each message a tuple
+        (starts, lengths, out, seed); ``decode_batch(codec, messages, out, dtype)`` to one array,
+        each (wire, starts, lengths); ``decode_reduce_encode_batch(codec_in, codec_out, parts)``,
+        each part (wires, lengths, out, seed).
 
         Raises:
             CodecError: ``ZCOMM_CODEC_BACKEND`` asks for kernels that only read host memory.

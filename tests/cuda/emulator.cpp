@@ -1,10 +1,11 @@
-// The emulator's scheduler, and the kernels by name: KERNELS is a file of KERNEL(instance) lines.
+// The emulator's scheduler, and kernels by name. SOURCE is the file that defines them, KERNELS one of
+// lines KERNEL(instance).
 #include "emulator.h"
 
 #include <tuple>
 #include <utility>
 
-#include "kernels.cu"
+#include SOURCE
 
 namespace emulator {
 

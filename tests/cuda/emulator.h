@@ -3,7 +3,8 @@
 // Threads of a block are fibres that take turns, blocks run one after the other; with
 // EMULATOR_THREADS all threads of all blocks are threads of the machine, so that a race detector
 // sees what is ordered by nothing. What is not played: flush to zero, lanes that diverge inside a
-// warp operation (all must take part), the order in which a device makes memory visible, speed.
+// warp operation (all must take part), the order in which a device makes memory visible (here every
+// warp operation is a barrier for memory, on a device only __syncwarp is one), speed.
 #pragma once
 
 #include <algorithm>
@@ -150,7 +151,7 @@ void launch(unsigned grid, unsigned threads, const std::function<void()>& kernel
 
 template <class T> T __ldg(const T* address) { return *address; }
 template <class T> T __ldcg(const T* address) { return *address; }
-template <class T> void __stcg(T* address, T value) { *address = value; }
+template <class T> void __stcs(T* address, T value) { *address = value; }
 inline uint32_t atomicExch(uint32_t* address, uint32_t value) {
     return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
 }

@@ -39,12 +39,12 @@ LIBC.malloc.restype = ctypes.c_void_p
 why_not = None if shutil.which("g++") else "the emulator of CUDA needs g++"
 
 
-def build(folder, sanitizer=None, sources=SOURCES):
-    """Compile all kernels for the emulator; return the path of the library."""
-    names = Path(folder) / "kernels.inc"
-    names.write_text("".join(f"KERNEL({name})\n" for name in instances.every()))
-    library = Path(folder) / "emulator.so"
-    command = ["g++", *FLAGS, *SANITIZERS[sanitizer], f"-I{sources}", f'-DKERNELS="{names}"']
+def build(folder, sanitizer=None, sources=SOURCES, source="kernels.cu", names=None):
+    """Compile kernels, by default all, for the emulator; return the path of the library."""
+    kernels, library = Path(folder) / "kernels.inc", Path(folder) / "emulator.so"
+    kernels.write_text("".join(f"KERNEL({name})\n" for name in names or instances.every()))
+    defined = f'-DKERNELS="{kernels}"', f'-DSOURCE="{source}"'
+    command = ["g++", *FLAGS, *SANITIZERS[sanitizer], f"-I{sources}", *defined]
     subprocess.run([*command, "-x", "c++", HERE / "emulator.cpp", "-o", library], check=True)
     return library
 

@@ -2,9 +2,9 @@
 
 Read from NVRTC's log, from PTX and, where nvdisasm is installed, from SASS (the machine code of an
 architecture). *Instructions per element* count the *main path*: through the body of the loop that
-accesses most bytes, the path that accesses and converts most with the fewest instructions: whole
-blocks, aligned rows, as many wires as a pass of the inner loop takes (four, or one
-where wires are transformed, and two of casts), a divisor that is a power of two. Nothing here is timed.
+accesses most bytes, the path that accesses and adds most with the fewest instructions. That is
+whole blocks, aligned rows, as many wires as the inner loop takes at once (four; two of casts and of
+8-bit codes that are passed on; one where wires are transformed), and no division. Nothing is timed.
 """
 
 import re
@@ -19,9 +19,10 @@ from zcomm.codecs import compile as compiler
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
 DISASSEMBLERS = ("cu13", "cuda_nvdisasm")
-CONVERSION = r"\b(I2F|HADD2\.F32|F2F)"
+SMALLEST_PASS = 32  # bytes that a lane accesses in a main loop, at least
+DIVISION = 100  # a start of one (FCHK) outweighs what is added (FFMA, FADD) after it
 
-# Of PTX that the compiler wrote itself: moves, exact conversions, memory.
+# Moves, exact conversions, memory.
 HARMLESS = re.compile(
     r"(mov|selp|ld\.\S+|st\.\S+|shfl\.\S+|cvt\.rn)\.(f32|b32)(\.s32|\.u32|\.s16|\.u16|\.s8)? "
 )
@@ -41,7 +42,11 @@ BY_HAND = {
 
 @dataclass(frozen=True)
 class Figures:
-    """One instance on one architecture; the last three need nvdisasm, else they are None."""
+    """One instance on one architecture.
+
+    The last three are None without nvdisasm, and for the general instances of encode, which have no
+    body for vectors alone.
+    """
 
     registers: int
     spilled_nbytes: int
@@ -59,7 +64,9 @@ def figures(name, done):
     blocks = disassembled(done.cubin)
     if blocks is None:
         return Figures(registers, spilled, warnings)
-    path = main_path(blocks, "FADD" if "casts" in name else CONVERSION)
+    path = main_path(blocks)
+    if sum(map(accessed_nbytes, path)) < SMALLEST_PASS:
+        return Figures(registers, spilled, warnings)
     wide = [sum(kind in line and ".128" in line for line in path) for kind in ("LDG", "STG")]
     return Figures(registers, spilled, warnings, *wide, len(path) / elements_of_lane(name))
 
@@ -95,12 +102,13 @@ def disassembled(cubin):
     return blocks
 
 
-def main_path(blocks, work):
-    """The instructions of the main path; ``work``: what it has as many of as it can."""
+def main_path(blocks):
+    """The instructions of the main path; see the top of this file."""
 
     def merit(path):
-        useful = sum(bool(re.search(work, line)) for line in path)
-        return sum(map(accessed_nbytes, path)), useful, -len(path)
+        added = sum(bool(re.search(r"\b(FFMA|FADD)\b", line)) for line in path)
+        divided = sum("FCHK" in line for line in path)
+        return sum(map(accessed_nbytes, path)), added - DIVISION * divided, -len(path)
 
     place = {label: i for i, (label, _) in enumerate(blocks) if label}
     loops = [
@@ -141,8 +149,8 @@ def targets(lines):
 
 
 def accessed_nbytes(line):
-    """The bytes of a global access of a word or more, else 0."""
-    if not re.search(r"\b(LDG|STG)\b", line) or re.search(r"\.[US](8|16)\b", line):
+    """The bytes of a global access of a word or more, else 0; sums carried over are STRONG."""
+    if not re.search(r"\b(LDG|STG)\b", line) or re.search(r"\.[US](8|16)\b|STRONG", line):
         return 0
     width = re.search(r"\.(64|128)\b", line)
     return int(width[1]) // 8 if width else 4
@@ -165,11 +173,9 @@ def floating_point(ptx):
         if line.startswith("//"):
             inside = "begin inline asm" in line or (inside and "end inline asm" not in line)
         elif not line.startswith(".") and FLOATING.search(line):
-            line = re.sub(r"^@!?%p\d+ ", "", line)
-            if inside:
-                by_hand.add(line.split()[0])
-            elif not HARMLESS.match(line.replace("\t", " ")):
-                by_compiler.add(line.split()[0])
+            line = re.sub(r"^@!?%p\d+ ", "", line).replace("\t", " ")
+            if not HARMLESS.match(line):
+                (by_hand if inside else by_compiler).add(line.split()[0])
     return by_hand, by_compiler
 
 

@@ -10,11 +10,23 @@ from hypothesis import strategies as st
 from tests.codecs.cases import Call, cases, differences, outcomes
 from tests.codecs.inputs import CODECS, drawn, memory, messages
 from zcomm import Codec
-from zcomm.codecs import cuda, instances, reference
+from zcomm.codecs import cuda, instances, parameters, reference
 from zcomm.codecs.wire import layout
 from zcomm.errors import CodecError
 
 BLOCKS_OF_ALL = ("int8", "int4:block=64", "fp8_e4m3", "int4:transform=hadamard", "bf16", "none")
+GENERAL = tuple(
+    map(
+        Codec.parse,
+        (
+            "int8:block=32,transform=hadamard",
+            "int4:block=32,rounding=stochastic",
+            "fp8_e4m3:block=1024",
+            "int8:block=512,rounding=stochastic,transform=hadamard",
+            "none",
+        ),
+    )
+)
 PARTS = 8
 
 
@@ -49,8 +61,52 @@ def test_any_message(kernels, message, codec_out, dtype_out, num_wires, divisor,
     check(kernels, Call(message, codec_out, dtype_out, num_wires, divisor, seed))
 
 
+def both(kernels, nbytes, name, *arguments):
+    """What a kernel and its reference write to memory at a multiple of 16, given as ``...``."""
+    results = [memory(nbytes), memory(nbytes)]
+    for chosen, out in zip((kernels, reference), results, strict=True):
+        getattr(chosen, name)(*(out if argument is ... else argument for argument in arguments))
+    return [result.tobytes() for result in results]
+
+
+@pytest.mark.parametrize("kind", ["normal", "special", "huge"])
+@pytest.mark.parametrize("dtype", list(instances.DTYPES))
+@pytest.mark.parametrize("codec", [*instances.FAST, *GENERAL], ids=str)
+def test_vectors_at_multiples_of_16(kernels, codec, dtype, kind):
+    lengths, starts = np.array([9 * max(codec.block, 64) + 75]), np.zeros(1, np.int64)
+    x = drawn(np.random.default_rng(3), kind, int(lengths[0]), dtype)
+    nbytes = layout(codec, lengths).nbytes
+    written, wire = both(kernels, nbytes, "encode", codec, x, dtype, starts, lengths, ..., 2**40)
+    assert written == wire
+    received, place = np.frombuffer(wire, np.uint8).copy(), (starts, lengths, ..., dtype)
+    written, expected = both(kernels, x.nbytes, "decode", codec, received, *place)
+    assert written == expected
+    wires = [received] * 6
+    written, expected = both(kernels, x.nbytes, "decode_reduce", codec, wires, *place, 3)
+    assert written == expected
+
+
+@pytest.mark.parametrize("kind", ["normal", "special", "huge"])
+@pytest.mark.parametrize("codecs", instances.FAST_PASSES, ids=lambda pair: ">".join(map(str, pair)))
+def test_every_fused_pass(device, kernels, codecs, kind):
+    codec_in, codec_out = codecs
+    lengths, starts = np.array([9 * codec_out.block + 75]), np.zeros(1, np.int64)
+    wires = [memory(layout(codec_in, lengths).nbytes) for _ in range(9)]
+    for i, wire in enumerate(wires):
+        x = drawn(np.random.default_rng(i), kind, int(lengths[0]), "float32")
+        reference.encode(codec_in, x, "float32", starts, lengths, wire, i)
+    nbytes = layout(codec_out, lengths).nbytes
+    for num_wires in (1, 2, 4, 9):
+        arguments = codec_in, wires[:num_wires], codec_out, lengths, ..., 7
+        written, expected = both(kernels, nbytes, "decode_reduce_encode", *arguments)
+        assert written == expected
+    assert set(device.launches) == {instances.decode_reduce_encode(*codecs)}
+
+
 @pytest.mark.parametrize("text", BLOCKS_OF_ALL)
-@pytest.mark.parametrize("num_wires", [cuda.MAX_WIRES, cuda.MAX_WIRES + 1, 2 * cuda.MAX_WIRES + 1])
+@pytest.mark.parametrize(
+    "num_wires", [parameters.MAX_WIRES, parameters.MAX_WIRES + 1, 2 * parameters.MAX_WIRES + 1]
+)
 def test_more_wires_than_a_launch_takes(device, kernels, text, num_wires):
     codec, lengths, starts = Codec.parse(text), np.array([70, 0, 301]), np.array([3, 80, 90])
     rng = np.random.default_rng(num_wires)
@@ -64,7 +120,7 @@ def test_more_wires_than_a_launch_takes(device, kernels, text, num_wires):
         for chosen, out in zip((kernels, reference), results, strict=True):
             chosen.decode_reduce(codec, wires, starts, lengths, out, dtype, num_wires)
         assert results[0].tobytes() == results[1].tobytes()
-    launches = -(-num_wires // cuda.MAX_WIRES)
+    launches = -(-num_wires // parameters.MAX_WIRES)
     assert len(device.launches) == len(instances.DTYPES) * launches
     results = [memory(layout(codec, lengths).nbytes, 1) for _ in range(2)]
     for chosen, out in zip((kernels, reference), results, strict=True):
@@ -103,7 +159,7 @@ def read(memory):
 
 def test_rows_beyond_one_launch_and_a_shared_grid(device, kernels):
     codec = Codec.parse("int8:block=32")
-    lengths = np.array([40000, *[1] * (2 * cuda.MAX_ROWS), 40000, 0], np.int64)
+    lengths = np.array([40000, *[1] * (2 * parameters.MAX_ROWS), 40000, 0], np.int64)
     starts = np.cumsum(lengths) - lengths
     x = drawn(np.random.default_rng(1), "normal", int(lengths.sum()), "float32")
     wires = [memory(layout(codec, lengths).nbytes) for _ in range(2)]
@@ -157,10 +213,14 @@ def test_wrong_sizes_are_refused_before_anything_is_launched(device, kernels, ch
 
 def test_structures_have_the_sizes_that_the_kernels_know(device):
     sizes = device.parameter_nbytes("zc::decode_reduce<float, zc::INT8, false>")
-    assert sizes == [cuda._LISTS[cuda.ROW].itemsize, cuda.WIRES.itemsize, cuda.OPTIONS.itemsize]
+    assert sizes == [
+        parameters.LISTS[parameters.ROW].itemsize,
+        parameters.WIRES.itemsize,
+        parameters.OPTIONS.itemsize,
+    ]
     assert sum(sizes) <= 4096
     fused = instances.decode_reduce_encode(Codec.parse("int8"), Codec.parse("int8"))
-    assert device.parameter_nbytes(fused)[0] == cuda._LISTS[cuda.PASSED_ROW].itemsize
+    assert device.parameter_nbytes(fused)[0] == parameters.LISTS[parameters.PASSED_ROW].itemsize
 
 
 def test_every_instance_is_taken_by_some_codec():

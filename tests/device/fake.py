@@ -11,6 +11,7 @@ kernels are the NumPy reference, or the CUDA kernels under the emulator. What ma
 """
 
 import ctypes
+import importlib
 import itertools
 import threading
 import weakref
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from zcomm import kinds
-from zcomm.codecs import cuda, reference
+from zcomm.codecs import reference
 from zcomm.device import DeviceMemory
 
 ARENA_NBYTES = 1 << 25
@@ -96,6 +97,12 @@ class FakeKernels:
     def decode_reduce_encode(self, codec_in, wires, codec_out, lengths, out, seed=0):
         self._launch("decode_reduce_encode", [*wires, out], codec_in, codec_out, lengths, seed)
 
+    def decode_reduce_encode_batch(self, codec_in, codec_out, parts):
+        self.device.launched.append("decode_reduce_encode_batch")
+        for wires, lengths, out, seed in parts:
+            how = codec_in, codec_out, lengths, seed
+            self._enqueue("decode_reduce_encode", [*wires, out], *how)
+
     def _launch(self, name, memories, *how):
         self.device.launched.append(name)
         self._enqueue(name, memories, *how)
@@ -148,7 +155,9 @@ class FakeDevice:
     # What zcomm asks for.
 
     def kernels(self):
-        return self._kernels if self._emulator is None else cuda
+        if self._emulator is None:
+            return self._kernels
+        return importlib.import_module("zcomm.codecs.cuda")
 
     def launch(self, kernel, grid, threads, arguments):
         given = tuple(argument.copy() for argument in arguments)

@@ -167,7 +167,7 @@ def test_the_encodes_of_a_hop_are_one_launch():
         full = filled((comm.size * 300,), "float32", "fake", 1)
         launched = fake.mine().launched
         comm.reduce_scatter(full, codec="int8")
-        assert launched == ["encode_batch", *["decode_reduce_encode"] * 2, "decode_reduce"]
+        assert launched == ["encode_batch", "decode_reduce_encode_batch", "decode_reduce"]
         launched.clear()
         comm.all_gather(full, codec="int8")
         assert launched == ["encode", "decode_batch"]

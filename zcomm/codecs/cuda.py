@@ -1,11 +1,10 @@
 """The kernels on a device: the functions of ``reference`` for device memory, with the same bits.
 
-A *row* is a segment of a message: addresses, its number of elements, its share of the grid. Rows
-and the addresses of wires travel in the parameters of a launch, never through memory; what does not
-fit becomes several launches that carry float32 sums. Everything is enqueued on the device's current
-stream, and nothing here waits for it. So the host cannot look at the padding of a message: a device
-notes where it is not zero, and the next call here, or ``check``, raises. Do not assume that results
-are there when a function returns.
+Rows and the addresses of wires travel in the parameters of a launch, never through memory; what
+does not fit becomes several launches that carry float32 sums. Everything is enqueued on the
+device's current stream, and nothing here waits for it. So the host cannot look at the padding of a
+message: a device notes where it is not zero, and the next call here, or ``check``, raises. Do not
+assume that results are there when a function returns.
 """
 
 from __future__ import annotations
@@ -22,69 +21,29 @@ from zcomm.errors import CodecError
 
 from . import instances
 from .codec import Codec
+from .parameters import (
+    MAX_WIRES,
+    PASSED_ROW,
+    ROW,
+    THREADS,
+    WHOLE,
+    Addresses,
+    Rows,
+    addresses_of,
+    at_zero,
+    launches,
+    options_of,
+    rows_of,
+)
 from .wire import (
     CAST_DTYPE,
     ITEMSIZE,
     Lengths,
-    Message,
     check_decode,
     check_encode,
     check_out,
     check_wires,
     layout,
-)
-
-MAX_ROWS, MAX_WIRES = 56, 96  # with these, parameters stay below the 4096 bytes of every device
-THREADS = 256
-BLOCKS_PER_MULTIPROCESSOR = 8
-WARP, ELEMENTS_OF_WARP = 32, 512  # about what a warp does at once
-WHOLE = 16  # bytes that a lane reads at once
-
-Addresses = npt.NDArray[np.uint64]
-Rows = npt.NDArray[Any]
-
-ROW = np.dtype(
-    [
-        ("codes", np.uint64),
-        ("scales", np.uint64),
-        ("values", np.uint64),
-        ("carry", np.uint64),
-        ("seed", np.uint64),
-        ("numel", np.int64),
-        ("first", np.uint32),
-        ("code_padding", np.uint8),
-        ("scale_padding", np.uint8),
-    ],
-    align=True,
-)
-PASSED_ROW = np.dtype(
-    [
-        ("codes", np.uint64),
-        ("scales", np.uint64),
-        ("out_codes", np.uint64),
-        ("out_scales", np.uint64),
-        ("seed", np.uint64),
-        ("numel", np.int64),
-        ("first", np.uint32),
-        ("code_padding", np.uint8),
-        ("scale_padding", np.uint8),
-        ("out_code_padding", np.uint8),
-        ("out_scale_padding", np.uint8),
-    ],
-    align=True,
-)
-WIRES = np.dtype([("address", np.uint64, MAX_WIRES), ("count", np.int32)], align=True)
-OPTIONS = np.dtype(
-    [
-        ("complaint", np.uint64),
-        ("divisor", np.float32),
-        ("log_block", np.int32),
-        ("stochastic", np.int32),
-        ("transformed", np.int32),
-        ("saturate", np.int32),
-        ("misalignment", np.int32),
-    ],
-    align=True,
 )
 
 _COMPLAINTS: weakref.WeakKeyDictionary[Device, npt.NDArray[np.uint32]] = weakref.WeakKeyDictionary()
@@ -118,7 +77,7 @@ def encode_batch(
     rows = []
     for starts, lengths, out, seed in messages:
         message = check_encode(codec, _sized(x), dtype, starts, lengths, _sized(out))
-        of_message = _rows(ROW, message, lengths, out.pointer)
+        of_message = rows_of(ROW, message, lengths, out.pointer)
         of_message["values"] = _addresses(x, dtype, starts)
         of_message["seed"] = seed
         rows.append(of_message)
@@ -155,7 +114,7 @@ def decode_batch(
         message = check_decode(
             codec, [_sized(wire)], starts, lengths, _sized(out), dtype, padding=False
         )
-        of_message = _rows(ROW, message, lengths, wire.pointer)
+        of_message = rows_of(ROW, message, lengths, wire.pointer)
         of_message["values"] = _addresses(out, dtype, starts)
         rows.append(of_message)
     check(out.device)
@@ -192,22 +151,79 @@ def decode_reduce_encode(
     seed: int = 0,
 ) -> None:
     """Do what ``reference.decode_reduce_encode`` does; padding that is not zero shows later."""
+    decode_reduce_encode_batch(codec_in, codec_out, [(wires, lengths, out, seed)])
+
+
+Part = tuple[Sequence[DeviceMemory], Lengths, DeviceMemory, int]
+
+
+def decode_reduce_encode_batch(codec_in: Codec, codec_out: Codec, parts: Sequence[Part]) -> None:
+    """Pass several parts on: (wires, lengths, out, seed) of each, as for ``decode_reduce_encode``.
+
+    At once where there is an instance for it and the wires of every part lie in the same messages,
+    one after the other: those of the first part, moved by the same number of bytes.
+
+    Raises:
+        ValueError: as ``decode_reduce_encode``.
+        CodecError: as ``check``.
+    """
+    device = parts[0][2].device
+    kernel = codec_in.quantised and instances.decode_reduce_encode(codec_in, codec_out)
+    first = parts[0][0]
+    if not kernel or len(first) > MAX_WIRES or not all(_moved(first, part[0]) for part in parts):
+        for part in parts:
+            _decode_reduce_encode(codec_in, codec_out, *part)
+        return
+    rows = [_passed(codec_in, codec_out, first, *part) for part in parts]
+    check(device)
+    options = _options(device, codec_in, wires=[wire for part in parts for wire in part[0]])
+    _launch(device, kernel, np.concatenate(rows), addresses_of(first), options)
+
+
+def _moved(first: Sequence[DeviceMemory], wires: Sequence[DeviceMemory]) -> bool:
+    """Tell whether wires are the first ones, all moved by the same number of bytes."""
+    if len(wires) != len(first):
+        return False
+    moves = {wire.pointer - origin.pointer for wire, origin in zip(wires, first, strict=True)}
+    return len(moves) == 1 and min(moves) >= 0
+
+
+def _passed(
+    codec_in: Codec,
+    codec_out: Codec,
+    first: Sequence[DeviceMemory],
+    wires: Sequence[DeviceMemory],
+    lengths: Lengths,
+    out: DeviceMemory,
+    seed: int,
+) -> Rows:
+    """Return the rows of one part, relative to the wires of the first."""
     message_in = check_wires(codec_in, list(map(_sized, wires)), lengths, padding=False)
     message_out = check_out(codec_out, lengths, _sized(out))
+    rows = rows_of(PASSED_ROW, message_in, lengths, wires[0].pointer - first[0].pointer)
+    rows_out = rows_of(ROW, message_out, lengths, out.pointer)
+    for name in ("codes", "scales", "code_padding", "scale_padding"):
+        rows[f"out_{name}"] = rows_out[name]
+    rows["seed"] = seed
+    return rows
+
+
+def _decode_reduce_encode(
+    codec_in: Codec,
+    codec_out: Codec,
+    wires: Sequence[DeviceMemory],
+    lengths: Lengths,
+    out: DeviceMemory,
+    seed: int,
+) -> None:
+    """Sum the wires of one part, then encode the sum."""
+    check_wires(codec_in, list(map(_sized, wires)), lengths, padding=False)
+    message_out = check_out(codec_out, lengths, _sized(out))
     check(out.device)
-    rows_out = _rows(ROW, message_out, lengths, out.pointer)
+    rows_out = rows_of(ROW, message_out, lengths, out.pointer)
     if not codec_out.quantised:
         dtype = CAST_DTYPE[codec_out.format]
         _sum(out.device, codec_in, wires, lengths, rows_out["codes"], dtype)
-        return
-    kernel = codec_in.quantised and instances.decode_reduce_encode(codec_in, codec_out)
-    if kernel and len(wires) <= MAX_WIRES:
-        rows = _rows(PASSED_ROW, message_in, lengths)
-        for name in ("codes", "scales", "code_padding", "scale_padding"):
-            rows[f"out_{name}"] = rows_out[name]
-        rows["seed"] = seed
-        options = _options(out.device, codec_in, wires=wires)
-        _launch(out.device, kernel, rows, _wires(wires), options)
         return
     sums, rows_out["values"] = _sums(out.device, lengths)
     rows_out["seed"] = seed
@@ -242,7 +258,7 @@ def _encode(device: Device, codec: Codec, dtype: str, rows: Rows) -> None:
 def _cast(device: Device, source: str, target: str, rows: Rows, *, saturate: bool) -> None:
     """Convert elements at ``codes`` of each row, absolute addresses, to those at ``values``."""
     options = _options(device, None, saturate=saturate)
-    _launch(device, instances.reduce_casts(source, target), rows, _at_zero(), options)
+    _launch(device, instances.reduce_casts(source, target), rows, at_zero(), options)
 
 
 def _sum(
@@ -255,7 +271,7 @@ def _sum(
     divisor: int = 1,
 ) -> None:
     """Sum wires, as many at once as parameters hold, to ``values``, an address per segment."""
-    rows = _rows(ROW, layout(codec, lengths), lengths)
+    rows = rows_of(ROW, layout(codec, lengths), lengths)
     parts = [wires[i : i + MAX_WIRES] for i in range(0, len(wires), MAX_WIRES)]
     sums, carried = _sums(device, lengths) if len(parts) > 1 else (None, values)
     for i, part in enumerate(parts):
@@ -268,51 +284,8 @@ def _sum(
         else:
             kernel = instances.reduce_casts(CAST_DTYPE[codec.format], to)
         options = _options(device, codec, wires=part, divisor=divisor if last else 1)
-        _launch(device, kernel, rows, _wires(part), options)
+        _launch(device, kernel, rows, addresses_of(part), options)
     del sums
-
-
-def _launch(device: Device, kernel: str, rows: Rows, *arguments: Any) -> None:
-    """Launch a kernel on rows, as many at once as parameters hold."""
-    rows = rows[rows["numel"] > 0]
-    for i in range(0, len(rows), MAX_ROWS):
-        some = rows[i : i + MAX_ROWS].copy()
-        grid = _share_grid(some, BLOCKS_PER_MULTIPROCESSOR * device.num_multiprocessors)
-        of_launch = np.zeros((), _LISTS[rows.dtype])
-        of_launch["row"][: len(some)] = some
-        of_launch["count"] = len(some)
-        device.launch(kernel, grid, THREADS, (of_launch, *arguments))
-
-
-def _share_grid(rows: Rows, most: int) -> int:
-    """Give each row a share of a grid, at least one block; return the size of the grid."""
-    per_block = THREADS // WARP * ELEMENTS_OF_WARP
-    shares = -(-rows["numel"] // per_block)
-    total = int(shares.sum())
-    if total > most:
-        shares = np.maximum(shares * most // total, 1)
-    ends = np.cumsum(shares)
-    rows["first"] = ends - shares
-    return int(ends[-1])
-
-
-def _rows(kind: np.dtype[Any], message: Message, lengths: Lengths, address: int = 0) -> Rows:
-    """Return the rows of a message; the last one with elements has its padding."""
-    rows = np.zeros(len(lengths), kind)
-    rows["numel"] = lengths
-    rows["codes"] = message.codes[:-1].astype(np.uint64) + np.uint64(address)
-    rows["scales"] = message.scales[:-1].astype(np.uint64) + np.uint64(address)
-    filled = np.flatnonzero(lengths)
-    if len(filled):
-        rows["code_padding"][filled[-1]] = message.scales[0] - message.codes[-1]
-        rows["scale_padding"][filled[-1]] = message.nbytes - message.scales[-1]
-    return rows
-
-
-_LISTS = {
-    kind: np.dtype([("row", kind, MAX_ROWS), ("count", np.int32)], align=True)
-    for kind in (ROW, PASSED_ROW)
-}
 
 
 def _addresses(memory: DeviceMemory, dtype: str, starts: Lengths) -> Addresses:
@@ -328,39 +301,13 @@ def _sums(device: Device, lengths: Lengths) -> tuple[DeviceMemory, Addresses]:
     return memory, (ends - nbytes).astype(np.uint64) + np.uint64(first)
 
 
-def _wires(wires: Sequence[DeviceMemory]) -> Any:
-    result = np.zeros((), WIRES)
-    result["address"][: len(wires)] = [wire.pointer for wire in wires]
-    result["count"] = len(wires)
-    return result
+def _launch(device: Device, kernel: str, rows: Rows, *arguments: Any) -> None:
+    for grid, parameter in launches(rows, device.num_multiprocessors):
+        device.launch(kernel, grid, THREADS, (parameter, *arguments))
 
 
-def _at_zero() -> Any:
-    """Return the one wire of rows whose addresses are absolute."""
-    result = np.zeros((), WIRES)
-    result["count"] = 1
-    return result
-
-
-def _options(
-    device: Device,
-    codec: Codec | None,
-    *,
-    wires: Sequence[DeviceMemory] = (),
-    divisor: int = 1,
-    saturate: bool = False,
-) -> Any:
-    result = np.zeros((), OPTIONS)
-    result["complaint"] = _complaint(device).ctypes.data
-    result["divisor"] = divisor
-    result["saturate"] = saturate
-    for wire in wires:
-        result["misalignment"] |= wire.pointer % WHOLE
-    if codec is not None and codec.quantised:
-        result["log_block"] = codec.block.bit_length() - 1
-        result["stochastic"] = codec.rounding == "stochastic"
-        result["transformed"] = codec.transform == "hadamard"
-    return result
+def _options(device: Device, codec: Codec | None, **rest: Any) -> Any:
+    return options_of(codec, _complaint(device).ctypes.data, **rest)
 
 
 def _complaint(device: Device) -> npt.NDArray[np.uint32]:

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from topology import Topology
 from zcomm.arrays import Memory, View
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.wire import Packing, Place, Reduction, pack_all, reduce, reduce_pack
+from zcomm.collectives.wire import (
+    Packing,
+    Place,
+    Recoding,
+    Reduction,
+    pack_all,
+    reduce,
+    reduce_pack,
+    reduce_pack_all,
+)
 from zcomm.device import scratch
 from zcomm.layout import Indices
 from zcomm.plan import Hop, Plan, WireFormat
@@ -78,13 +87,20 @@ class _Run:
         messages = {}
         with self.channel.clock.measure("encode"):
             packings: list[Packing] = []
+            recodings: list[Recoding] = []
             for peer in plan.peers(hop, me):
                 cargo = plan.cargo(hop, me, peer)
                 plain = self._plain(hop, cargo) if index == 0 else None
                 if plain is None:
-                    plain = self._message(index, cargo, chunks, packings)
+                    plain, outs = self._message(hop, cargo)
+                    for shard, out in outs.items():
+                        if index == 0:
+                            packings += self._packings(hop, shard, out)
+                        else:
+                            recodings += self._recodings(index, shard, chunks[shard], out)
                 messages[peer] = plain
             pack_all(packings)
+            reduce_pack_all(recodings, self.reduction)
         return messages
 
     def exchange(self, index: int, messages: dict[int, Memory]) -> Chunks:
@@ -125,21 +141,15 @@ class _Run:
         run = self.plan.layouts[0].run(cargo[0])
         return None if run is None else self.fulls[0].elements(run.start, run.numel)
 
-    def _message(
-        self, index: int, cargo: Sequence[int], chunks: Chunks, packings: list[Packing]
-    ) -> Memory:
-        """Return one message; at the first hop ``packings`` are what is yet to be written to it."""
-        hop = self.plan.hops[index]
-        message = self._take(sum(self.plan.chunk_nbytes(hop, shard) for shard in cargo))
-        at = 0
-        for shard in cargo:
-            out = message[at : at + self.plan.chunk_nbytes(hop, shard)]
-            if index == 0:
-                packings += self._packings(hop, shard, out)
-            else:
-                self._recode(index, shard, chunks[shard], out)
-            at += out.size
-        return message
+    def _message(self, hop: Hop, cargo: Sequence[int]) -> tuple[Memory, dict[int, Memory]]:
+        """Return memory for one message, and where in it the chunk of each shard belongs."""
+        sizes = [self.plan.chunk_nbytes(hop, shard) for shard in cargo]
+        message, at = self._take(sum(sizes)), 0
+        outs = {}
+        for shard, nbytes in zip(cargo, sizes, strict=True):
+            outs[shard] = message[at : at + nbytes]
+            at += nbytes
+        return message, outs
 
     def _packings(self, hop: Hop, shard: int, out: Memory) -> Iterator[Packing]:
         for position, piece in enumerate(_pieces(self.plan, hop, shard)):
@@ -147,7 +157,9 @@ class _Run:
             seed = self.draws.of(piece.wire.codec, 0, shard, position)
             yield Packing(piece.wire, source, out[piece.span], seed)
 
-    def _recode(self, index: int, shard: int, chunks: Sequence[Memory], out: Memory) -> None:
+    def _recodings(
+        self, index: int, shard: int, chunks: Sequence[Memory], out: Memory
+    ) -> Iterator[Recoding]:
         before = _pieces(self.plan, self.plan.hops[index - 1], shard)
         after = _pieces(self.plan, self.plan.hops[index], shard)
         for position, layout in enumerate(self.plan.layouts):
@@ -155,7 +167,7 @@ class _Run:
             parts = [chunk[old.span] for chunk in chunks]
             _, lengths = layout.table(shard)
             seed = self.draws.of(new.wire.codec, index, shard, position)
-            reduce_pack(old.wire, parts, new.wire, lengths, self.reduction, out[new.span], seed)
+            yield Recoding(old.wire, parts, new.wire, lengths, out[new.span], seed)
 
     def _take(self, nbytes: int) -> Memory:
         memory = self.channel.pool.take(nbytes, self.fulls[0].memory)

@@ -174,6 +174,34 @@ def reduce_pack(
         _round(_combine(wire.dtype, chunks, reduction.op), into.dtype, out)
 
 
+@dataclass(frozen=True)
+class Recoding:
+    """Chunks yet to be reduced and packed: what :func:`reduce_pack` is given."""
+
+    wire: WireFormat
+    chunks: Sequence[Memory]
+    into: WireFormat
+    lengths: Indices
+    out: Memory
+    seed: int
+
+
+def reduce_pack_all(recodings: Iterable[Recoding], reduction: Reduction) -> None:
+    """Reduce and pack several times; on a device all of one format are one launch, if possible."""
+    batches: dict[tuple[Codec, Codec], list[Recoding]] = {}
+    for one in recodings:
+        source = reduction.carrier(one.wire)
+        if source is None or not isinstance(one.out, DeviceMemory):
+            how = one.into, one.lengths, reduction, one.out, one.seed
+            reduce_pack(one.wire, one.chunks, *how)
+        else:
+            target = one.into.codec or CARRIER[one.into.dtype]
+            batches.setdefault((source, target), []).append(one)
+    for (source, target), batch in batches.items():
+        parts = [(one.chunks, one.lengths, one.out, one.seed) for one in batch]
+        kernels_of(batch[0].out).decode_reduce_encode_batch(source, target, parts)
+
+
 def _encoder(wire: WireFormat, view: View) -> Codec | None:
     """Return the codec between an array and its wire chunks, None where they are the same bytes."""
     if wire.codec is None and view.dtype == wire.dtype:

@@ -1,276 +1,13 @@
-// The codec's kernels for CUDA devices: encode, decode, decode_reduce, decode_reduce_encode.
+// The codec's kernels for CUDA devices: encode, decode, decode_reduce, decode_reduce_encode, and
+// reduce_casts, which is all four for codecs without blocks.
 //
-// Compiled at run time by NVRTC, and by the tests for an emulator on the host. A *row* is a segment
-// of a message, a *tile* what a warp does at once, and the *closing* warp of a row also does its
-// short last block and the padding behind it. Every row has a share of the grid's blocks. All
-// kernels read their input once; where two bodies are compiled, ALIGNED is the one for vectors.
-// Do not assume that addresses are aligned, that rows follow each other, or that a row has a block.
-#include "lanes.h"
-
-#ifndef ZC_SHARED
-#define ZC_SHARED(type, name, numel) __shared__ type name[numel]
-#endif
-#define ZC_MEMBER __device__ __forceinline__
+// Compiled at run time by NVRTC, and by the tests for an emulator on the host; instances.py names
+// what is compiled. Every kernel reads its input once, at any alignment, with vectors where it can;
+// where two bodies are compiled, ALIGNED is the one for vectors. Do not assume an order among blocks.
+#include "cuda_decode.h"
+#include "cuda_encode.h"
 
 namespace ZC_NS {
-
-enum { MAX_ROWS = 56, MAX_WIRES = 96, MAX_THREADS = 256 };
-
-// Codes and scales: addresses, or distances from the start of each wire.
-struct Coded {
-    u64 codes;
-    u64 scales;
-};
-
-struct Row {
-    Coded wire;
-    u64 values;  // the elements to encode, or where decoded ones go
-    u64 carry;   // float32 sums to begin with, or 0
-    u64 seed;
-    i64 numel;
-    u32 first;  // block of the grid
-    u8 code_padding;   // bytes of zero behind the codes of a message's last row
-    u8 scale_padding;
-};
-
-// A row that is decoded and encoded again.
-struct PassedRow {
-    Coded wire;
-    Coded out;
-    u64 seed;
-    i64 numel;
-    u32 first;
-    u8 code_padding;
-    u8 scale_padding;
-    u8 out_code_padding;
-    u8 out_scale_padding;
-};
-
-template <class R> struct List {
-    R row[MAX_ROWS];
-    int count;
-};
-typedef List<Row> Rows;
-typedef List<PassedRow> PassedRows;
-
-struct Wires {
-    u64 address[MAX_WIRES];
-    int count;
-};
-
-struct Options {
-    u64 complaint;  // address of a word that is set where padding of a wire is not zero
-    float divisor;
-    int log_block;  // of the wires that are read; of the one written by encode
-    int stochastic;
-    int transformed;
-    int saturate;
-    int misalignment;  // the lowest bits of all wires' addresses, together
-};
-
-// The part of a row's tiles that a warp does: first, first + stride, ...
-template <class R> struct Share {
-    R row;
-    i64 first;
-    i64 stride;
-};
-
-template <class R> ZC_FN Share<R> share_of(const List<R>& rows) {
-    int r = 0;
-    while (r + 1 < rows.count && rows.row[r + 1].first <= blockIdx.x) ++r;
-    u32 end = r + 1 < rows.count ? rows.row[r + 1].first : gridDim.x;
-    int warps = int(blockDim.x) / WARP;
-    i64 block = blockIdx.x - rows.row[r].first;
-    return {rows.row[r], block * warps + int(threadIdx.x) / WARP,
-            i64(end - rows.row[r].first) * warps};
-}
-
-// ---- Codes of values
-
-template <Code C> ZC_FN constexpr bool is_fp8() { return C == E4M3 || C == E5M2; }
-
-template <Code C> ZC_FN i64 codes_nbytes(i64 numel, int log_block) {
-    if (C != INT4) return numel;
-    i64 full = numel >> log_block, rest = numel - (full << log_block);
-    return (full << (log_block - 1)) + (rest + 1) / 2;
-}
-
-ZC_FN i64 scales_nbytes(i64 numel, int log_block) {
-    return ((numel + (i64(1) << log_block) - 1) >> log_block) * 2;
-}
-
-template <Code C> ZC_FN Scale scale_for(u32 largest, bool stochastic) {
-    if (is_fp8<C>() || !stochastic) return scale_of<C, NEAREST>(largest);
-    return scale_of<C, STOCHASTIC>(largest);
-}
-
-template <Code C> ZC_FN u32 code_for(float value, const Scale& scale, bool stochastic, u32 word) {
-    float scaled = mul(value, scale.inverse);
-    if constexpr (is_fp8<C>()) return fp8_code<C>(scaled);
-    else if (stochastic) return stochastic_code<C>(scaled, drawn_from(word));
-    else return nearest_code<C>(scaled);
-}
-
-// The codes, one in each byte, of V consecutive values, the first of which is element `index`.
-template <Code C, int V>
-ZC_FN Raw<V> codes_for(const float (&values)[V], const Scale& scale, i64 index, bool stochastic,
-                       u64 seed) {
-    Raw<V> codes;
-    u32 live = scale.live * 0x01010101u;
-#pragma unroll
-    for (int i = 0; i < V; i += 4) {
-        Words drawn = {};
-        if (!is_fp8<C>() && stochastic) drawn = philox(u64(index + i) / 4, seed);
-        u32 code[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-            code[k] = code_for<C>(values[i + k], scale, stochastic, drawn.word[k]);
-        u32 low = __byte_perm(code[0], code[1], 0x0040), high = __byte_perm(code[2], code[3], 0x0040);
-        codes.word[i / 4] = __byte_perm(low, high, 0x5410) & live;
-    }
-    return codes;
-}
-
-// Encodes V values of each half of a block; at: the address of the block's codes.
-template <Code C, bool ALIGNED, int V>
-ZC_FN void store_codes(u64 at, int j, int block, i64 index, const float (&low)[V],
-                       const float (&high)[V], const Scale& scale, bool stochastic, u64 seed) {
-    int half = block / 2;
-    Raw<V> first = codes_for<C>(low, scale, index + j, stochastic, seed);
-    Raw<V> second = codes_for<C>(high, scale, index + half + j, stochastic, seed);
-    if (C == INT4) {
-#pragma unroll
-        for (int i = 0; i < V / 4; ++i)
-            first.word[i] = (first.word[i] & 0x0F0F0F0Fu) | ((second.word[i] << 4) & 0xF0F0F0F0u);
-    } else {
-        store<V, ALIGNED>(at + half + j, second);
-    }
-    store<V, ALIGNED>(at + j, first);
-}
-
-template <Code C>
-ZC_FN u32 staged_code(const float* staged, int i, const Scale& scale, i64 index, bool stochastic,
-                      u64 seed) {
-    u32 word = 0;
-    if (!is_fp8<C>() && stochastic) {
-        Words drawn = philox(u64(index + i) / 4, seed);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) word = i % 4 == k ? drawn.word[k] : word;
-    }
-    return code_for<C>(staged[i], scale, stochastic, word) & scale.live;
-}
-
-// One warp encodes a short block whose values are staged, and whose largest key is known.
-template <Code C>
-ZC_FN void encode_staged(const float* staged, int numel, u32 largest, const Coded& to, i64 index,
-                         bool stochastic, u64 seed) {
-    Scale scale = scale_for<C>(largest_of(largest, WARP), stochastic);
-    int nbytes = C == INT4 ? (numel + 1) / 2 : numel;
-    for (int i = lane_index(); i < nbytes; i += WARP) {
-        u32 code = staged_code<C>(staged, i, scale, index, stochastic, seed);
-        if (C == INT4) {
-            code &= 0xFu;
-            if (nbytes + i < numel)
-                code |= staged_code<C>(staged, nbytes + i, scale, index, stochastic, seed) << 4;
-        }
-        store_byte(to.codes + i, code);
-    }
-    if (lane_index() == 0) store_half(to.scales, scale.stored);
-}
-
-// Lanes below 16 take the bytes behind the codes, the others those behind the scales.
-ZC_FN u64 padding_byte(u64 after_codes, int code_padding, u64 after_scales, int scale_padding) {
-    int lane = lane_index(), i = lane % 16;
-    if (lane < 16) return i < code_padding ? after_codes + i : 0;
-    return i < scale_padding ? after_scales + i : 0;
-}
-
-template <Code C>
-ZC_FN void write_padding(const Coded& to, i64 numel, int log_block, int codes, int scales) {
-    u64 at = padding_byte(to.codes + codes_nbytes<C>(numel, log_block), codes,
-                          to.scales + scales_nbytes(numel, log_block), scales);
-    if (at) store_byte(at, 0);
-}
-
-// ---- encode
-
-// BLOCK 0: any block, of which halves that need more than one vector a lane are read twice.
-template <class T, Code C, int BLOCK, bool ALIGNED>
-ZC_FN void encode_row(const Share<Row>& share, const Options& options, float* staged) {
-    const int V = 16 / sizeof(T), VECTORS = BLOCK > 2 * WARP * V ? BLOCK / (2 * WARP * V) : 1;
-    const bool stochastic = options.stochastic, transformed = options.transformed;
-    const int log_block = options.log_block, block = 1 << log_block, half = block / 2;
-    const int log_vectors = log_block - (V == 4 ? 3 : 4);
-    const int log_lanes = log_vectors < 5 ? log_vectors : 5, lanes = 1 << log_lanes;
-    const int vectors = BLOCK ? VECTORS : 1 << (log_vectors - log_lanes);
-    const Row& row = share.row;
-    i64 num_full = row.numel >> log_block;
-    i64 num_tiles = ((num_full << log_lanes) + WARP - 1) / WARP, tile = share.first;
-    int lane = lane_index() & (lanes - 1);
-    for (; tile < num_tiles; tile += share.stride) {
-        i64 which = (tile * WARP + lane_index()) >> log_lanes;
-        bool inside = which < num_full;
-        which = inside ? which : 0;
-        u64 from = row.values + (which << log_block) * sizeof(T);
-        float low[VECTORS][V], high[VECTORS][V];
-        auto read = [&](int vector, float (&a)[V], float (&b)[V]) {
-            u64 at = from + ((vector << log_lanes) + lane) * 16;
-            Raw<16> first = load<16, ALIGNED>(at), second = load<16, ALIGNED>(at + half * sizeof(T));
-#pragma unroll
-            for (int i = 0; i < V; ++i) {
-                a[i] = element<T>(first, i);
-                b[i] = element<T>(second, i);
-            }
-            if (transformed) transform_lanes(a, b, block);
-        };
-        u32 largest = 0;
-#pragma unroll
-        for (int v = 0; v < vectors; ++v) {
-            float(&a)[V] = low[BLOCK ? v : 0];
-            float(&b)[V] = high[BLOCK ? v : 0];
-            read(v, a, b);
-#pragma unroll
-            for (int i = 0; i < V; ++i) {
-                largest = largest < key(a[i]) ? key(a[i]) : largest;
-                largest = largest < key(b[i]) ? key(b[i]) : largest;
-            }
-        }
-        Scale scale = scale_for<C>(largest_of(largest, lanes), stochastic);
-        u64 to = row.wire.codes + (which << (C == INT4 ? log_block - 1 : log_block));
-#pragma unroll
-        for (int v = 0; v < vectors; ++v) {
-            float(&a)[V] = low[BLOCK ? v : 0];
-            float(&b)[V] = high[BLOCK ? v : 0];
-            if (!BLOCK && vectors > 1) read(v, a, b);
-            int j = ((v << log_lanes) + lane) * V;
-            if (inside)
-                store_codes<C, ALIGNED>(to, j, block, which << log_block, a, b, scale, stochastic,
-                                        share.row.seed);
-        }
-        if (inside && lane == 0) store_half(row.wire.scales + 2 * which, scale.stored);
-    }
-    if (tile != num_tiles) return;
-    i64 done = num_full << log_block;
-    int rest = int(row.numel - done);
-    if (rest) {
-        u32 largest = 0;
-        for (int base = 0; base < rest; base += WARP) {
-            int i = base + lane_index();
-            bool inside = i < rest;
-            float value = inside ? load_element<T>(row.values + (done + i) * sizeof(T)) : 0.0f;
-            if (transformed) value = transform_in_warp(value, rest - base < 32 ? rest - base : 32);
-            if (inside) staged[i] = value;
-            largest = inside && largest < key(value) ? key(value) : largest;
-        }
-        __syncwarp();
-        Coded to = {row.wire.codes + codes_nbytes<C>(done, log_block),
-                    row.wire.scales + 2 * num_full};
-        encode_staged<C>(staged, rest, largest, to, done, stochastic, share.row.seed);
-    }
-    write_padding<C>(row.wire, row.numel, log_block, row.code_padding, row.scale_padding);
-}
-
-ZC_FN constexpr int log2_of(int power) { return power < 2 ? 0 : 1 + log2_of(power / 2); }
 
 // Blocks that a multiprocessor has room for: more hide the latency of memory, fewer spill nothing.
 template <Code C, int BLOCK, Rounding R, bool TRANSFORM> ZC_FN constexpr int resident_blocks() {
@@ -295,225 +32,6 @@ __global__ void __launch_bounds__(MAX_THREADS, (resident_blocks<C, BLOCK, R, TRA
     encode_row<T, C, BLOCK, false>(share, chosen, staged);
 }
 
-// ---- Values of codes
-
-// Whether code * scale is exact in float32 for all codes, so that it can be added by one FMA.
-template <Code C> ZC_FN bool exact_products(u32 stored) {
-    u32 magnitude = stored & 0x7FFFu;
-    const u32 from = is_fp8<C>() ? (FLUSHED_BELOW >> 16) : 0u, to = (127u + 110u) << 7;
-    return magnitude - from < to - from || magnitude == 0;
-}
-
-// Of V bytes of codes, the value of byte k; of int4 its low nibble, or the high one.
-template <Code C> ZC_FN float code_value(const u32* words, int k, bool high) {
-    u32 word = words[k / 4];
-    int place = 8 * (k % 4);
-    if constexpr (is_fp8<C>()) return fp8_value<C>(byte_of(words, k));
-    else if constexpr (C == INT8) return float(int(word << (24 - place)) >> 24);
-    else return float(int(word << (high ? 24 - place : 28 - place)) >> 28);
-}
-
-// Adds what V bytes of codes stand for.
-template <Code C, bool EXACT, int V>
-ZC_FN void add_codes(float (&sums)[V], const Raw<V>& raw, float scale, bool high) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-        float code = code_value<C>(raw.word, i, high);
-        sums[i] = EXACT ? fused(code, scale, sums[i]) : add(sums[i], mul(code, scale));
-    }
-}
-
-// Of int4 V low nibbles to one half of a block, and V high ones to the other.
-template <Code C, bool EXACT, int V>
-ZC_FN void add_both(float (&low)[V], float (&high)[V], const Raw<V>& raw, float scale) {
-    add_codes<C, EXACT>(low, raw, scale, false);
-    if (C == INT4) add_codes<C, EXACT>(high, raw, scale, true);
-}
-
-template <int V> ZC_FN void add_values(float (&sums)[V], const float (&values)[V]) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) sums[i] = add(sums[i], values[i]);
-}
-
-template <Code C, int V>
-ZC_FN void add_transformed(float (&sums)[V], const Raw<V>& raw, float scale) {
-    float values[V];
-#pragma unroll
-    for (int i = 0; i < V; ++i) values[i] = mul(code_value<C>(raw.word, i, false), scale);
-    transform_lanes(values);
-    add_values(sums, values);
-}
-
-template <Code C, int V>
-ZC_FN void add_transformed(float (&low)[V], float (&high)[V], const Raw<V>& raw, float scale,
-                           int block) {
-    float a[V], b[V];
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-        a[i] = mul(code_value<C>(raw.word, i, false), scale);
-        b[i] = mul(code_value<C>(raw.word, i, true), scale);
-    }
-    transform_lanes(a, b, block);
-    add_values(low, a);
-    add_values(high, b);
-}
-
-// Adding to -0 keeps every bit of the first number.
-template <int V> ZC_FN void begin(float (&sums)[V], u64 carry) {
-#pragma unroll
-    for (int i = 0; i < V; ++i)
-        sums[i] = carry ? __ldcg(reinterpret_cast<const float*>(carry) + i) : flt(SIGN);
-}
-
-// The reciprocal of a power of two gives the bits of the division.
-template <int V> ZC_FN void divide(float (&values)[V], float divisor) {
-    bool power_of_two = (bits(divisor) & 0x7FFFFFu) == 0;
-    float reciprocal = flt(0x7F000000u - bits(divisor));
-    if (bits(divisor) == bits(1.0f)) return;
-#pragma unroll
-    for (int i = 0; i < V; ++i)
-        values[i] = power_of_two ? mul(values[i], reciprocal) : quotient(values[i], divisor);
-}
-
-template <bool ALIGNED> ZC_FN u32 load_scale(u64 address) {
-    return ALIGNED ? u32(__ldg(reinterpret_cast<const u16*>(address))) : load_half(address);
-}
-
-// The messages that are summed; SINGLE: one, and addresses are absolute.
-template <bool SINGLE> struct Source {
-    const Wires* wires;
-    ZC_MEMBER int count() const { return SINGLE ? 1 : wires->count; }
-    ZC_MEMBER u64 operator[](int w) const { return SINGLE ? 0 : wires->address[w]; }
-};
-
-// The sum of one element of a short block, one element per lane, base + lane in it.
-template <Code C, bool SINGLE>
-ZC_FN float sum_staged(float sum, const Source<SINGLE>& source, const Coded& wire, i64 done,
-                       int rest, int base, int log_block, bool transformed) {
-    int i = base + lane_index(), half = (rest + 1) / 2;
-    bool inside = i < rest, high = C == INT4 && i >= half;
-    i64 code = C == INT4 ? codes_nbytes<C>(done, log_block) + (high ? i - half : i) : done + i;
-    i64 scale = 2 * ((done + i) >> log_block);
-#pragma unroll 4
-    for (int w = 0; w < source.count(); ++w) {
-        float value = 0.0f;
-        if (inside) {
-            u32 word = load_byte(source[w] + wire.codes + code);
-            u32 stored = load_half(source[w] + wire.scales + scale);
-            value = mul(code_value<C>(&word, 0, high), decoding_scale(u16(stored)));
-        }
-        if (transformed)
-            value = transform_in_warp(value, rest - base < WARP ? rest - base : WARP);
-        sum = add(sum, value);
-    }
-    return sum;
-}
-
-template <Code C, bool SINGLE>
-ZC_FN void check_padding(const Source<SINGLE>& source, const Coded& wire, i64 numel, int log_block,
-                         int codes, int scales, u64 complaint) {
-    u64 at = padding_byte(wire.codes + codes_nbytes<C>(numel, log_block), codes,
-                          wire.scales + scales_nbytes(numel, log_block), scales);
-    for (int w = 0; at && w < source.count(); ++w)
-        if (load_byte(source[w] + at)) atomicExch(reinterpret_cast<u32*>(complaint), 1u);
-}
-
-// ---- decode, decode_reduce
-
-template <class T, Code C, bool TRANSFORM, bool SINGLE, bool ALIGNED>
-ZC_FN void decode_row(const Share<Row>& share, const Source<SINGLE>& source,
-                      const Options& options) {
-    const int V = 16 / sizeof(T), PARTS = C == INT4 ? 2 : 1, VECTORS = 16 / PARTS / V;
-    const int BATCH = SINGLE || TRANSFORM ? 1 : 4;
-    const Row& row = share.row;
-    const int log_block = options.log_block, block = 1 << log_block;
-    const int log_nbytes = C == INT4 ? log_block - 1 : log_block;
-    i64 num_full = row.numel >> log_block, nbytes = num_full << log_nbytes;
-    i64 num_tiles = (nbytes + WARP * VECTORS * V - 1) / (WARP * VECTORS * V), tile = share.first;
-    for (; tile < num_tiles; tile += share.stride) {
-        i64 at[VECTORS], element[VECTORS];
-        bool inside[VECTORS];
-        float sums[VECTORS][PARTS][V];
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-            at[v] = (tile * VECTORS + v) * WARP * V + lane_index() * V;
-            inside[v] = at[v] < nbytes;
-            at[v] = inside[v] ? at[v] : 0;
-            i64 first = (at[v] >> log_nbytes) << log_block;
-            element[v] = C == INT4 ? first + (at[v] & (block / 2 - 1)) : at[v];
-#pragma unroll
-            for (int p = 0; p < PARTS; ++p)
-                begin(sums[v][p], row.carry ? row.carry + 4 * (element[v] + p * block / 2) : 0);
-        }
-#pragma unroll 1
-        for (int w = 0; w < source.count(); w += BATCH) {
-            Raw<V> raw[BATCH][VECTORS];
-            u32 stored[BATCH][VECTORS];
-            bool exact = true;
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                if (BATCH > 1 && w + i >= source.count()) continue;
-#pragma unroll
-                for (int v = 0; v < VECTORS; ++v) {
-                    u64 wire = source[w + i];
-                    raw[i][v] = load<V, ALIGNED>(wire + row.wire.codes + at[v]);
-                    stored[i][v] = load_scale<ALIGNED>(wire + row.wire.scales +
-                                                       2 * (at[v] >> log_nbytes));
-                    exact = exact && exact_products<C>(stored[i][v]);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                if (BATCH > 1 && w + i >= source.count()) continue;
-#pragma unroll
-                for (int v = 0; v < VECTORS; ++v) {
-                    float scale = decoding_scale(u16(stored[i][v]));
-                    float(&low)[V] = sums[v][0];
-                    float(&high)[V] = sums[v][PARTS - 1];
-                    if constexpr (TRANSFORM && C == INT4)
-                        add_transformed<C>(low, high, raw[i][v], scale, block);
-                    else if constexpr (TRANSFORM) add_transformed<C>(low, raw[i][v], scale);
-                    else if (exact) add_both<C, true>(low, high, raw[i][v], scale);
-                    else add_both<C, false>(low, high, raw[i][v], scale);
-                }
-            }
-        }
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v)
-#pragma unroll
-            for (int p = 0; p < PARTS; ++p) {
-                if (!SINGLE) divide(sums[v][p], options.divisor);
-                u64 to = row.values + (element[v] + p * block / 2) * sizeof(T);
-                if (inside[v]) store_elements<T, ALIGNED>(to, sums[v][p], options.saturate);
-            }
-    }
-    if (tile != num_tiles) return;
-    i64 done = num_full << log_block;
-    int rest = int(row.numel - done);
-    for (int base = 0; base < rest; base += WARP) {
-        i64 i = done + base + lane_index();
-        bool inside = i < row.numel;
-        float sum[1];
-        begin(sum, inside && row.carry ? row.carry + 4 * i : 0);
-        sum[0] = sum_staged<C>(sum[0], source, row.wire, done, rest, base, log_block, TRANSFORM);
-        if (!SINGLE) divide(sum, options.divisor);
-        if (inside) store_element<T>(row.values + i * sizeof(T), sum[0], options.saturate);
-    }
-    check_padding<C>(source, row.wire, row.numel, log_block, row.code_padding, row.scale_padding,
-                     options.complaint);
-}
-
-template <class T, Code C, bool TRANSFORM, bool SINGLE>
-ZC_FN void decode_rows(const Rows& rows, const Source<SINGLE>& source, const Options& options) {
-    Share<Row> share = share_of(rows);
-    const int V = 16 / sizeof(T);
-    u64 of_wires = options.misalignment | share.row.wire.codes;
-    u64 of_scales = options.misalignment | share.row.wire.scales;
-    if (is_aligned<16>(share.row.values) && is_aligned<V>(of_wires) && is_aligned<2>(of_scales))
-        return decode_row<T, C, TRANSFORM, SINGLE, true>(share, source, options);
-    decode_row<T, C, TRANSFORM, SINGLE, false>(share, source, options);
-}
-
 template <class T, Code C, bool TRANSFORM>
 __global__ void __launch_bounds__(MAX_THREADS, TRANSFORM ? 2 : 3)
     decode(const __grid_constant__ Rows rows, const __grid_constant__ Options options) {
@@ -527,14 +45,13 @@ __global__ void __launch_bounds__(MAX_THREADS, 2)
     decode_rows<T, C, TRANSFORM>(rows, Source<false>{&wires}, options);
 }
 
-// ---- decode_reduce_encode
-
 template <Code IN, Code OUT, int BLOCK, Rounding R, bool TRANSFORM_IN, bool TRANSFORM, bool ALIGNED>
 ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
                     const Options& options, float* staged) {
     const int V = 16, HALF = BLOCK / 2, LANES = BLOCK / (2 * V), PIECES = IN == INT4 ? 1 : 2;
     const int BATCH = TRANSFORM_IN ? 1 : 4 / PIECES, LOG_BLOCK = log2_of(BLOCK);
     const bool stochastic = R == STOCHASTIC;
+    const u32 unit_one = options.unit_one;
     const PassedRow& row = share.row;
     i64 num_full = row.numel >> LOG_BLOCK;
     i64 num_tiles = (num_full * LANES + WARP - 1) / WARP, tile = share.first;
@@ -561,7 +78,7 @@ ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
                     raw[i][p] = load<V, ALIGNED>(source[w + i] + row.wire.codes + code);
                     stored[i][p] =
                         load_scale<ALIGNED>(source[w + i] + row.wire.scales + 2 * scale);
-                    exact = exact && exact_products<IN>(stored[i][p]);
+                    exact = exact && exact_products(stored[i][p]);
                 }
             }
 #pragma unroll
@@ -574,12 +91,15 @@ ZC_FN void pass_row(const Share<PassedRow>& share, const Source<false>& source,
                 } else if constexpr (TRANSFORM_IN) {
                     add_transformed<IN>(low, raw[i][0], scale);
                     add_transformed<IN>(high, raw[i][PIECES - 1], other);
+                } else if (IN == INT4) {
+                    if (exact) add_both<IN, true>(low, high, raw[i][0], scale, unit_one);
+                    else add_both<IN, false>(low, high, raw[i][0], scale, unit_one);
                 } else if (exact) {
                     add_codes<IN, true>(low, raw[i][0], scale, false);
-                    add_codes<IN, true>(high, raw[i][PIECES - 1], other, true);
+                    add_codes<IN, true>(high, raw[i][PIECES - 1], other, false);
                 } else {
                     add_codes<IN, false>(low, raw[i][0], scale, false);
-                    add_codes<IN, false>(high, raw[i][PIECES - 1], other, true);
+                    add_codes<IN, false>(high, raw[i][PIECES - 1], other, false);
                 }
             }
         }
@@ -639,8 +159,7 @@ __global__ void __launch_bounds__(MAX_THREADS, 2)
         pass_row<IN, OUT, BLOCK, R, TRANSFORM_IN, TRANSFORM, false>(share, source, options, staged);
 }
 
-// ---- Casts: elements of W, each for itself, are all there is in a message
-
+// Elements of W, each for itself, are all there is in a message of a cast.
 template <class W, class T, bool ALIGNED>
 ZC_FN void cast_row(const Share<Row>& share, const Wires& wires, const Options& options) {
     const int V = 16 / (sizeof(W) < sizeof(T) ? sizeof(T) : sizeof(W)), VECTORS = 4, BATCH = 2;

@@ -21,8 +21,8 @@ ZC_FN Keys keys_of(u64 seed) {
 }
 
 #if ZC_SIMD
-// What philox gives for the counters from a multiple of CHAINS * LANES / 2 on, word after word,
-// CHAINS runs side by side: one alone waits for its multiplications.
+// What philox gives for the counters from `counter` on, word after word, CHAINS runs side by side:
+// one alone waits for its multiplications. The high words of counters are that of the first.
 template <int CHAINS>
 ZC_FN void philox_lanes(u64 counter, const Keys& keys, I (&words)[2 * CHAINS]) {
     I a[CHAINS], b[CHAINS], c[CHAINS], d[CHAINS];  // in 64-bit lanes, of which the low words matter
@@ -49,14 +49,16 @@ ZC_FN void philox_lanes(u64 counter, const Keys& keys, I (&words)[2 * CHAINS]) {
 }
 #endif
 
-// Writes a number within (0, 1) for each of n elements and up to the next multiple of DRAWN. The
-// first element's number in its segment is a multiple of DRAWN.
+// Writes a number within (0, 1) for each of n elements, and something up to the next multiple of
+// DRAWN. The elements are those of one tile; meanwhile they are fetched from `elements`.
 #if ZC_SIMD
-const int CHAINS = LANES / 4, DRAWN = CHAINS * 2 * LANES;
+const int CHAINS = LANES == 16 ? 5 : 3, DRAWN = CHAINS * 2 * LANES;
 
-void draw(Random random, i64 n, u8* out) {
+template <int ITEMSIZE> void draw(Random random, i64 n, u8* out, const u8* elements) {
     const Keys keys = keys_of(random.seed);
     for (i64 i = 0; i < n; i += DRAWN) {
+        const u8* ahead = elements + ITEMSIZE * i;
+        for (int k = 0; k < ITEMSIZE * DRAWN; k += 64) __builtin_prefetch(ahead + k);
         I words[2 * CHAINS];
         philox_lanes<CHAINS>((random.first + i) / 4, keys, words);
         for (int k = 0; k < 2 * CHAINS; ++k) {
@@ -68,7 +70,7 @@ void draw(Random random, i64 n, u8* out) {
 #else
 const int DRAWN = 4;
 
-void draw(Random random, i64 n, u8* out) {
+template <int ITEMSIZE> void draw(Random random, i64 n, u8* out, const u8*) {
     for (i64 i = 0; i < n; i += DRAWN) {
         Words drawn = philox((random.first + i) / 4, random.seed);
         for (int j = 0; j < DRAWN; ++j) store(out, i + j, drawn_from(drawn.word[j]));

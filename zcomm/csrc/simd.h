@@ -1,19 +1,19 @@
 // LANES elements at a time, in the vectors of the instruction set that this copy is compiled for.
 //
-// F holds LANES float32, I as many 32-bit patterns, H as many 16-bit ones. Results have the bits of their scalar siblings
-// in codec.h; rounding relies on the default mode, which message.cpp sets. Pointers may have any
-// alignment, but streams want multiples of 16.
+// F holds LANES float32, I as many 32-bit patterns, H as many 16-bit ones. Results have the bits of
+// their scalar siblings in codec.h; rounding relies on the default mode, which message.cpp sets.
+// Pointers may have any alignment, but streams want multiples of 16.
 //
 // Each instruction set offers
 //   load_bytes        sign-extended bytes; load_halves zero-extended 16-bit patterns
 //   stream_*          stores past the caches, where there are such
-//   halves_of         32-bit numbers below 2^16 as H; fp16_of rounded floats, with F16C only
-//   nearest, floor    rounded to an integer; of a value that is none (too large, NaN): anything
+//   halves_of         32-bit numbers below 2^16 as H; fp16_of rounded floats
+//   nearest, floor    rounded to an integer; of a value beyond 2^31, or NaN: anything
 //   smaller, larger   the second value where one is NaN
 //   multiply_add      a * b + c, rounded once or twice: for exact products only
 //   max_*<BYTES>      of numbers of 2 or 4 bytes; largest_word of unsigned 32-bit numbers
 //   left, right       shifts of 32-bit patterns, left_halves and right_halves of 16-bit ones
-//   where_*           yes or no, lane by lane
+//   where_*           yes or no, lane by lane; plus_one_where_less adds to the third value
 //   wide_product      64-bit products of every second lane, the low words of 64-bit lanes
 //   low_words         low words of 64-bit lanes of two vectors side by side, high_words moves down
 //   low_pairs, ...    interleave 64-bit lanes such that wide_counters() come out in order
@@ -105,39 +105,39 @@ ZC_FN F within_fp16(F v) {
     return flt(where_nan(v - v, bits(v), bits(bounded)));
 }
 
-// The number of stochastic_code; the upper limit is left to the packing of bytes.
-template <Code C> ZC_FN F stochastically_rounded(F scaled, F drawn) {
-    F below = floor(scaled), above = below + splat(1.0f);
-    F rounded = flt(where_less(drawn, scaled - below, bits(above), bits(below)));
-    return larger(rounded, splat(-largest_magnitude<C, STOCHASTIC>()));
+// stochastic_code as a number; its upper limit is left to the packing of bytes.
+template <Code C> ZC_FN I stochastic_codes(F scaled, F drawn) {
+    I below = floor(scaled);
+    I rounded = plus_one_where_less(drawn, scaled - from_int(below), below);
+    return max_signed<4>(rounded, splat(C == INT8 ? u32(-127) : u32(-7)));
 }
+
+// What float32 has and fp8 lacks: bits of the mantissa, and a part of the exponent's bias.
+template <Code C> constexpr int DROPPED_BITS = C == E4M3 ? 20 : 21;
+template <Code C> constexpr u32 DROPPED_BIAS = (C == E4M3 ? 120u : 112u) << 23;
+template <Code C> constexpr u32 SMALLEST_NORMAL = DROPPED_BIAS<C> + (1u << 23);
 
 // fp8_code, sign-extended.
 template <Code C> ZC_FN I fp8_codes(F value) {
-    const int drop = C == E4M3 ? 20 : 21;
-    const u32 bias = (C == E4M3 ? 120u << 3 : 112u << 2) << drop;
-    const float smallest_normal = flt((C == E4M3 ? 127u - 6u : 127u - 14u) << 23);
+    const u32 half = (1u << (DROPPED_BITS<C> - 1)) - 1u;
     const float unit_subnormal = C == E4M3 ? 16384.0f : 128.0f;
     F size = smaller(magnitude(value), splat(largest_magnitude<C, NEAREST>()));
-    I odd = both(right<drop>(bits(size)), splat(1u));
-    I normal = right<drop>(add(add(bits(size), odd), splat((1u << (drop - 1)) - 1u - bias)));
+    I odd = both(right<DROPPED_BITS<C>>(bits(size)), splat(1u));
+    I normal = right<DROPPED_BITS<C>>(add(add(bits(size), odd), splat(half - DROPPED_BIAS<C>)));
     I subnormal = sub(bits(size + splat(unit_subnormal)), splat(bits(unit_subnormal)));
-    I code = where_less(size, splat(smallest_normal), subnormal, normal);
+    I code = where_less(size, splat(flt(SMALLEST_NORMAL<C>)), subnormal, normal);
     return either(code, both(right_signed<24>(bits(value)), splat(0xFFFFFF80u)));
 }
 
 // fp8_value of sign-extended codes; NaN in any form.
 template <Code C> ZC_FN F fp8_values(I codes) {
-    const int drop = C == E4M3 ? 20 : 21;
-    const u32 smallest_normal = (C == E4M3 ? 127u - 6u : 127u - 14u) << 23;
-    const u32 bias = (C == E4M3 ? 120u : 112u) << 23;
-    const u32 first_special = (C == E4M3 ? 0x7Fu : 0x7Cu) << drop;
-    I size = left<drop>(both(codes, splat(0x7Fu)));
-    I normal = add(size, splat(bias));
-    I subnormal = bits(flt(either(size, splat(smallest_normal))) - flt(splat(smallest_normal)));
-    I result = where_less(size, splat(C == E4M3 ? 8u << 20 : 4u << 21), subnormal, normal);
+    const u32 first_normal = C == E4M3 ? 0x08u : 0x04u, first_special = C == E4M3 ? 0x7Fu : 0x7Cu;
+    I size = left<DROPPED_BITS<C>>(both(codes, splat(0x7Fu))), smallest = splat(SMALLEST_NORMAL<C>);
+    I normal = add(size, splat(DROPPED_BIAS<C>));
+    I subnormal = bits(flt(either(size, smallest)) - flt(smallest));
     I special = either(size, splat(u32(INFINITY_F32)));
-    result = where_less(size, splat(first_special), result, special);
+    I result = where_less(size, splat(first_normal << DROPPED_BITS<C>), subnormal, normal);
+    result = where_less(size, splat(first_special << DROPPED_BITS<C>), result, special);
     return flt(either(result, both(codes, splat(u32(SIGN)))));
 }
 

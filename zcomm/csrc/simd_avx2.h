@@ -46,7 +46,10 @@ ZC_FN I bits(F v) { return _mm256_castps_si256(v); }
 ZC_FN F flt(I v) { return _mm256_castsi256_ps(v); }
 ZC_FN F from_int(I v) { return _mm256_cvtepi32_ps(v); }
 ZC_FN I nearest(F v) { return _mm256_cvtps_epi32(v); }
-ZC_FN F floor(F v) { return _mm256_floor_ps(v); }
+ZC_FN I floor(F v) { return _mm256_cvtps_epi32(_mm256_floor_ps(v)); }
+ZC_FN I plus_one_where_less(F a, F b, I v) {
+    return _mm256_sub_epi32(v, _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_LT_OQ)));
+}
 ZC_FN F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 ZC_FN F smaller(F a, F b) { return _mm256_min_ps(a, b); }
 ZC_FN F larger(F a, F b) { return _mm256_max_ps(a, b); }

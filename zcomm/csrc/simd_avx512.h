@@ -48,7 +48,12 @@ ZC_FN I bits(F v) { return _mm512_castps_si512(v); }
 ZC_FN F flt(I v) { return _mm512_castsi512_ps(v); }
 ZC_FN F from_int(I v) { return _mm512_cvtepi32_ps(v); }
 ZC_FN I nearest(F v) { return _mm512_cvtps_epi32(v); }
-ZC_FN F floor(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+ZC_FN I floor(F v) {
+    return _mm512_cvt_roundps_epi32(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+ZC_FN I plus_one_where_less(F a, F b, I v) {
+    return _mm512_mask_add_epi32(v, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), v, splat(1u));
+}
 ZC_FN F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 ZC_FN F smaller(F a, F b) { return _mm512_min_ps(a, b); }
 ZC_FN F larger(F a, F b) { return _mm512_max_ps(a, b); }
@@ -92,8 +97,8 @@ template <int NIBBLE> ZC_FN F plus_nibble_product(F total, I bytes, F factor) {
     return total + nibble_product<NIBBLE>(bytes, factor);
 }
 
-// The 16-bit values of the low codes of 32 bytes, and those of the high codes; values are those of all
-// 16 codes. The table holds them twice: an index is five bits, of which four are the code.
+// The 16-bit values of the low codes of 32 bytes, and those of the high codes; values are those of
+// all 16 codes. The table holds them twice: an index is five bits, of which four are the code.
 ZC_FN void look_up(H values, const u8* codes, I& low, I& high) {
     I table = _mm512_broadcast_i64x4(values);
     __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));

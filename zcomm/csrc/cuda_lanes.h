@@ -73,17 +73,17 @@ template <int N, bool ALIGNED> ZC_FN Raw<N> load(u64 address) {
 }
 
 ZC_FN void store_byte(u64 address, u32 value) {
-    __stcg(reinterpret_cast<u8*>(address), u8(value));
+    __stcs(reinterpret_cast<u8*>(address), u8(value));
 }
 
 ZC_FN void store_half(u64 address, u32 value) {
-    if (address % 2 == 0) return __stcg(reinterpret_cast<u16*>(address), u16(value));
+    if (address % 2 == 0) return __stcs(reinterpret_cast<u16*>(address), u16(value));
     store_byte(address, value);
     store_byte(address + 1, value >> 8);
 }
 
 template <bool ALIGNED> ZC_FN void store_word(u64 address, u32 value) {
-    if (ALIGNED) return __stcg(reinterpret_cast<u32*>(address), value);
+    if (ALIGNED) return __stcs(reinterpret_cast<u32*>(address), value);
     store_half(address, value);
     store_half(address + 2, value >> 16);
 }
@@ -96,12 +96,12 @@ ZC_FN void store_word(u64 address, u32 value) {
 template <int N> ZC_FN void store_vector(u64 address, const Raw<N>& raw) {
     if constexpr (N == 16) {
         uint4 v = {raw.word[0], raw.word[1], raw.word[2], raw.word[3]};
-        __stcg(reinterpret_cast<uint4*>(address), v);
+        __stcs(reinterpret_cast<uint4*>(address), v);
     } else if constexpr (N == 8) {
         uint2 v = {raw.word[0], raw.word[1]};
-        __stcg(reinterpret_cast<uint2*>(address), v);
+        __stcs(reinterpret_cast<uint2*>(address), v);
     } else {
-        __stcg(reinterpret_cast<u32*>(address), raw.word[0]);
+        __stcs(reinterpret_cast<u32*>(address), raw.word[0]);
     }
 }
 
