@@ -1,5 +1,7 @@
 """Small messages travel with their header: right values, right bits, whatever way a rank takes."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -186,9 +188,28 @@ def test_asynchronous_and_in_order_with_synchronous_calls():
         works = [comm.all_reduce(x, async_op=True) for x in xs[:10]]
         for x in xs[10:]:
             comm.all_reduce(x)
-        assert all(work.done() for work in works), "a synchronous call came before its turn"
         assert [x.tolist() for x in xs] == [[2 * i + 1] * 2 for i in range(20)]
         assert works[3].wait() is xs[3]
+
+    on("2", program)
+
+
+def test_a_synchronous_call_runs_in_its_own_thread_where_nothing_is_queued():
+    def program(comm):
+        threads = []
+        begin = comm._guard.begin
+
+        def seen(*arguments):
+            threads.append(threading.get_ident())
+            begin(*arguments)
+
+        comm._guard.begin = seen
+        for _ in range(50):
+            comm.all_reduce(np.zeros(2), async_op=True).wait()
+            comm.all_reduce(np.zeros(2))
+            comm.all_gather(np.zeros(2000))
+        here = threading.get_ident()
+        assert [thread == here for thread in threads] == [False, True, True] * 50
 
     on("2", program)
 
