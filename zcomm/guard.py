@@ -64,17 +64,19 @@ class Guard:
                 ``patient`` call waits forever.
         """
         self._channel.gate.settle()
-        self._calls += 1
-        if self.enabled:
-            self._lines.start(self._calls, self.said(description), 0)
-            self._finish(description, patient)
+        if not self.enabled:
+            self._calls += 1
+            return
+        self.begin(description, self.said(description), 0)
+        self.end(description, patient)
 
     def open(self, description: str) -> None:
         """Begin to compare one call; it is done when the channel's gate is settled."""
         self._channel.gate.settle()
-        self._calls += 1
-        if self.enabled:
-            self._lines.start(self._calls, self.said(description), 0)
+        if not self.enabled:
+            self._calls += 1
+        else:
+            self.begin(description, self.said(description), 0)
             self._opened = description
             self._channel.gate.waiting = self._settle
 
@@ -94,25 +96,28 @@ class Guard:
             CollectiveMismatch: see :meth:`check`; payloads are undefined then.
             CollectiveTimeout: see :meth:`check`.
         """
-        self.begin(self.said(description), nbytes)
+        self.begin(description, self.said(description), nbytes)
         self.end(description)
 
     def said(self, description: str) -> bytes:
         """Return what a header says of a call."""
         return _said(description + self._place)
 
-    def begin(self, said: bytes, nbytes: int) -> None:
+    def begin(self, description: str, said: bytes, nbytes: int) -> None:
         """Send what :meth:`trade` sends."""
         gate = self._channel.gate
         if gate.waiting is not None:
             gate.settle()
         self._calls += 1
-        self._lines.start(self._calls, said, nbytes)
+        late = self._lines.start(self._calls, said, nbytes)
+        if late:
+            self._calls -= 1
+            self._raise_late(description, late)
         self._began = time.perf_counter()
 
-    def end(self, description: str) -> None:
-        """Wait for what :meth:`begin` began, and compare; raises what :meth:`trade` does."""
-        self._finish(description, False)
+    def end(self, description: str, patient: bool = False) -> None:
+        """Wait for what :meth:`begin` began, and compare; raises what :meth:`check` does."""
+        self._finish(description, patient)
         self._channel.clock.add("comm", time.perf_counter() - self._began)
 
     @cached_property
@@ -175,12 +180,13 @@ class _Lines:
         self._tally = _header_tally(channel) if headed else Tally({})
         self._size = size
 
-    def start(self, number: int, said: bytes, nbytes: int) -> None:
-        """Start a round with a payload of ``nbytes`` bytes."""
+    def start(self, number: int, said: bytes, nbytes: int) -> list[int]:
+        """Start a round with a payload of ``nbytes`` bytes; return who is late for the last."""
         if self._size:
             _HEADER.pack_into(self.own, 0, number, said)
-        self.rounds.start(self._size + nbytes)
-        self._tally.calls += 1
+        late = self.rounds.start(self._size + nbytes)
+        self._tally.calls += not late
+        return late
 
 
 def _header_tally(channel: Channel) -> Tally:

@@ -212,7 +212,7 @@ def _all_reduce(
 
     def call(x: Any) -> Any:
         read(x)
-        guard.begin(said, nbytes)
+        guard.begin(words, said, nbytes)
         tally.calls += 1
         skip()
         guard.end(words)
@@ -245,7 +245,7 @@ def _all_gather(table: Table, words: str, port: _Port) -> Call:
 
     def call(x: Any, out: Any) -> Any:
         read(x)
-        guard.begin(said, nbytes)
+        guard.begin(words, said, nbytes)
         tally.calls += 1
         skip()
         guard.end(words)
@@ -261,13 +261,13 @@ def _broadcast(table: Table, words: str, root: int, port: _Port) -> Call:
 
     def send(x: Any) -> Any:
         read(x)
-        guard.begin(said, nbytes)
+        guard.begin(words, said, nbytes)
         tally.calls += 1
         guard.end(words)
         return x
 
     def receive(x: Any) -> Any:
-        guard.begin(said, 0)
+        guard.begin(words, said, 0)
         guard.end(words)
         write(x)
         return x

@@ -12,6 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 from zcomm.codecs import Codec
+from zcomm.codecs.codec import check_seed
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd
@@ -79,12 +80,4 @@ class Calls:
         return Draws(seed, (self._rank,))
 
 
-def check_seed(seed: int) -> int:
-    """Return a seed that the caller gave.
-
-    Raises:
-        ValueError: it is not an integer of 64 bits.
-    """
-    if not isinstance(seed, int) or not 0 <= seed <= _MASK:
-        raise ValueError(f"seed {seed!r}: possible are integers from 0 to 2^64 - 1")
-    return seed
+__all__ = ["Calls", "Draws", "check_seed", "derive"]

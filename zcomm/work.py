@@ -49,13 +49,16 @@ class Work(Generic[T]):
         self.awaited = False
 
     def run(self) -> None:
-        """Run the operation; the stream calls this once."""
+        """Run the operation; the stream calls this once, and then :meth:`finish`."""
         assert self._function is not None
         try:
             self._result = self._function()
         except BaseException as error:
             self.error = error
         self._function = None
+
+    def finish(self) -> None:
+        """Let those go on who wait for the operation."""
         self._finished.set()
 
     def done(self) -> bool:
@@ -160,14 +163,12 @@ class Stream:
             if work.error is not None:
                 logger.error("asynchronous operation failed: %r", work.error)
                 self._failed.append(work)
-            del work  # its result may be large, and the next may be long in coming
-            self._release()
-
-    def _release(self) -> None:
-        with self._lock:
-            self._running = False
-            if self._thread is not None:
+            with self._lock:
+                # Together, so that who goes on now finds the stream idle, and hops to no thread.
+                self._running = False
+                work.finish()
                 self._condition.notify_all()
+            del work  # its result may be large, and the next may be long in coming
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

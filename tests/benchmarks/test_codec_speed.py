@@ -217,8 +217,8 @@ def test_an_instruction_set_is_refused_where_there_is_no_choice(monkeypatch, cap
 
 def test_without_cupy_one_line_says_so(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    for cached in (zcomm.cuda.load_cupy, zcomm.cuda.cuda_device):
-        cached.cache_clear()
+    monkeypatch.setattr(zcomm.cuda, "_DEVICES", {})
+    zcomm.cuda.load_cupy.cache_clear()
     assert main(["--device", "cuda"]) == 2
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()

@@ -161,9 +161,17 @@ def test_a_given_seed_of_a_reduction_replaces_the_number_of_the_call():
     on("2x2", program, min_numel=0)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "1"])
-def test_a_seed_is_64_bits(seed):
-    with pytest.raises(ValueError, match=r"seed .*0 to 2\^64 - 1"):
+@pytest.mark.parametrize(
+    ("seed", "error", "says"),
+    [
+        (-1, ValueError, r"seed -1: possible are 0 to 2\^64 - 1"),
+        (2**64, ValueError, r"possible are 0 to 2\^64 - 1"),
+        (1.5, TypeError, r"seed 1\.5: an int is expected"),
+        ("1", TypeError, r"seed '1': an int is expected"),
+    ],
+)
+def test_a_seed_is_64_bits(seed, error, says):
+    with pytest.raises(error, match=says):
         on("2", lambda comm: None, seed=seed)
 
 

@@ -3,7 +3,8 @@
 // Threads of a block are fibres that take turns, blocks run one after the other; with
 // EMULATOR_THREADS all threads of all blocks are threads of the machine, so that a race detector
 // sees what is ordered by nothing. What is not played: flush to zero, lanes that diverge inside a
-// warp operation (all must take part), the order in which a device makes memory visible, speed.
+// warp operation (all must take part), the order in which a device makes memory visible (here every
+// warp operation is a barrier for memory, on a device only __syncwarp is one), speed.
 #pragma once
 
 #include <algorithm>

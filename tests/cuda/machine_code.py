@@ -19,9 +19,10 @@ from zcomm.codecs import compile as compiler
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
 DISASSEMBLERS = ("cu13", "cuda_nvdisasm")
+SMALLEST_PASS = 32  # bytes that a lane accesses in a main loop, at least
 DIVISION = 100  # a start of one (FCHK) outweighs what is added (FFMA, FADD) after it
 
-# Of PTX that the compiler wrote itself: moves, exact conversions, memory.
+# Moves, exact conversions, memory.
 HARMLESS = re.compile(
     r"(mov|selp|ld\.\S+|st\.\S+|shfl\.\S+|cvt\.rn)\.(f32|b32)(\.s32|\.u32|\.s16|\.u16|\.s8)? "
 )
@@ -41,7 +42,11 @@ BY_HAND = {
 
 @dataclass(frozen=True)
 class Figures:
-    """One instance on one architecture; the last three need nvdisasm, else they are None."""
+    """One instance on one architecture.
+
+    The last three are None without nvdisasm, and for the general instances of encode, which have no
+    body for vectors alone.
+    """
 
     registers: int
     spilled_nbytes: int
@@ -60,6 +65,8 @@ def figures(name, done):
     if blocks is None:
         return Figures(registers, spilled, warnings)
     path = main_path(blocks)
+    if sum(map(accessed_nbytes, path)) < SMALLEST_PASS:
+        return Figures(registers, spilled, warnings)
     wide = [sum(kind in line and ".128" in line for line in path) for kind in ("LDG", "STG")]
     return Figures(registers, spilled, warnings, *wide, len(path) / elements_of_lane(name))
 
@@ -166,11 +173,9 @@ def floating_point(ptx):
         if line.startswith("//"):
             inside = "begin inline asm" in line or (inside and "end inline asm" not in line)
         elif not line.startswith(".") and FLOATING.search(line):
-            line = re.sub(r"^@!?%p\d+ ", "", line)
-            if inside:
-                by_hand.add(line.split()[0])
-            elif not HARMLESS.match(line.replace("\t", " ")):
-                by_compiler.add(line.split()[0])
+            line = re.sub(r"^@!?%p\d+ ", "", line).replace("\t", " ")
+            if not HARMLESS.match(line):
+                (by_hand if inside else by_compiler).add(line.split()[0])
     return by_hand, by_compiler
 
 

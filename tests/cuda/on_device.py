@@ -13,11 +13,15 @@ FILL = 0xA5
 
 
 class OnDevice:
-    """What ``zcomm.codecs.reference`` is, by way of a device; ``margin``: a multiple of 16."""
+    """What ``zcomm.codecs.reference`` is, by way of a device.
 
-    def __init__(self, device, margin=48):
+    ``margin``: a multiple of 16. ``aligned``: all memory of the device starts at one.
+    """
+
+    def __init__(self, device, margin=48, aligned=False):
         self.device = device
         self.margin = margin
+        self.aligned = aligned
 
     def encode(self, codec, x, dtype, starts, lengths, out, seed=0):
         with self._writing(out) as target:
@@ -42,7 +46,7 @@ class OnDevice:
         return self._framed(memory)[1]
 
     def _framed(self, memory):
-        offset = memory.ctypes.data % 16
+        offset = 0 if self.aligned else memory.ctypes.data % 16
         whole = self.device.empty(self.margin + offset + memory.nbytes + self.margin)
         assert whole.pointer % 16 == 0
         content = np.full(whole.size, FILL, np.uint8)

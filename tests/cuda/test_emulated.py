@@ -15,6 +15,18 @@ from zcomm.codecs.wire import layout
 from zcomm.errors import CodecError
 
 BLOCKS_OF_ALL = ("int8", "int4:block=64", "fp8_e4m3", "int4:transform=hadamard", "bf16", "none")
+GENERAL = tuple(
+    map(
+        Codec.parse,
+        (
+            "int8:block=32,transform=hadamard",
+            "int4:block=32,rounding=stochastic",
+            "fp8_e4m3:block=1024",
+            "int8:block=512,rounding=stochastic,transform=hadamard",
+            "none",
+        ),
+    )
+)
 PARTS = 8
 
 
@@ -47,6 +59,48 @@ def test_all_cases(kernels, part):
 )
 def test_any_message(kernels, message, codec_out, dtype_out, num_wires, divisor, seed):
     check(kernels, Call(message, codec_out, dtype_out, num_wires, divisor, seed))
+
+
+def both(kernels, nbytes, name, *arguments):
+    """What a kernel and its reference write to memory at a multiple of 16, given as ``...``."""
+    results = [memory(nbytes), memory(nbytes)]
+    for chosen, out in zip((kernels, reference), results, strict=True):
+        getattr(chosen, name)(*(out if argument is ... else argument for argument in arguments))
+    return [result.tobytes() for result in results]
+
+
+@pytest.mark.parametrize("kind", ["normal", "special", "huge"])
+@pytest.mark.parametrize("dtype", list(instances.DTYPES))
+@pytest.mark.parametrize("codec", [*instances.FAST, *GENERAL], ids=str)
+def test_vectors_at_multiples_of_16(kernels, codec, dtype, kind):
+    lengths, starts = np.array([9 * max(codec.block, 64) + 75]), np.zeros(1, np.int64)
+    x = drawn(np.random.default_rng(3), kind, int(lengths[0]), dtype)
+    nbytes = layout(codec, lengths).nbytes
+    written, wire = both(kernels, nbytes, "encode", codec, x, dtype, starts, lengths, ..., 2**40)
+    assert written == wire
+    received, place = np.frombuffer(wire, np.uint8).copy(), (starts, lengths, ..., dtype)
+    written, expected = both(kernels, x.nbytes, "decode", codec, received, *place)
+    assert written == expected
+    wires = [received] * 6
+    written, expected = both(kernels, x.nbytes, "decode_reduce", codec, wires, *place, 3)
+    assert written == expected
+
+
+@pytest.mark.parametrize("kind", ["normal", "special", "huge"])
+@pytest.mark.parametrize("codecs", instances.FAST_PASSES, ids=lambda pair: ">".join(map(str, pair)))
+def test_every_fused_pass(device, kernels, codecs, kind):
+    codec_in, codec_out = codecs
+    lengths, starts = np.array([9 * codec_out.block + 75]), np.zeros(1, np.int64)
+    wires = [memory(layout(codec_in, lengths).nbytes) for _ in range(9)]
+    for i, wire in enumerate(wires):
+        x = drawn(np.random.default_rng(i), kind, int(lengths[0]), "float32")
+        reference.encode(codec_in, x, "float32", starts, lengths, wire, i)
+    nbytes = layout(codec_out, lengths).nbytes
+    for num_wires in (1, 2, 4, 9):
+        arguments = codec_in, wires[:num_wires], codec_out, lengths, ..., 7
+        written, expected = both(kernels, nbytes, "decode_reduce_encode", *arguments)
+        assert written == expected
+    assert set(device.launches) == {instances.decode_reduce_encode(*codecs)}
 
 
 @pytest.mark.parametrize("text", BLOCKS_OF_ALL)

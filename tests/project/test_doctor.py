@@ -67,7 +67,7 @@ def test_text_has_a_line_for_each_finding(launch):
         "CUDA",
         "ZCOMM_TOPOLOGY",
     ):
-        assert len([line for line in lines if line.startswith(name + " ")]) == 1
+        assert len([line for line in lines if line.startswith(name + "  ")]) == 1
     assert lines[-1] == "nothing required is missing"
 
 

@@ -147,7 +147,7 @@ class Codec:
             ValueError: ``segments`` do not add up to its elements, or ``seed`` is not one of
                 0 to 2^64 - 1.
         """
-        seed = _checked_seed(seed)
+        seed = check_seed(seed)
         values, dtype = memory.view(x)
         lengths = _lengths(values.nbytes // ITEMSIZE[dtype], segments)
         codec = self.on_wire(dtype)
@@ -222,7 +222,13 @@ def _is_block(block: object) -> bool:
     )
 
 
-def _checked_seed(seed: int) -> int:
+def check_seed(seed: int) -> int:
+    """Return a seed that the caller gave.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: it has more than 64 bits, or is negative.
+    """
     try:
         number = operator.index(seed)
     except TypeError:
@@ -283,4 +289,4 @@ def _with_options(text: str, name: str, options: list[tuple[str, str]]) -> Codec
     return Codec(name, **given)
 
 
-__all__ = ["BITS", "CAST_DTYPE", "DEFAULT_BLOCK", "FORMATS", "Codec"]
+__all__ = ["BITS", "CAST_DTYPE", "DEFAULT_BLOCK", "FORMATS", "Codec", "check_seed"]

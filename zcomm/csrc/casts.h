@@ -13,8 +13,7 @@ template <class T> void copy(const u8* __restrict in, i64 n, u8* __restrict out)
 template <class T> void widen(const u8* __restrict in, i64 n, u8* __restrict out) {
     i64 i = 0;
 #if ZC_SIMD
-    if constexpr (IN_VECTORS<T>)
-        for (; i + LANES <= n; i += LANES) store_rounded<float, false>(out, i, lanes<T>(in, i));
+    for (; i + LANES <= n; i += LANES) store_rounded<float, false>(out, i, lanes<T>(in, i));
 #endif
     for (; i < n; ++i) store(out, i, to_float(canonical(load<T>(in, i))));
 }
@@ -30,9 +29,8 @@ template <class T, bool SATURATE, Division D>
 ZC_FN void narrow_loop(const u8* __restrict in, i64 n, float divisor, u8* __restrict out) {
     i64 i = 0;
 #if ZC_SIMD
-    if constexpr (IN_VECTORS<T>)
-        for (F by = splat(divisor); i + LANES <= n; i += LANES)
-            store_rounded<T, SATURATE>(out, i, divided<D>(lanes<float>(in, i), by));
+    for (F by = splat(divisor); i + LANES <= n; i += LANES)
+        store_rounded<T, SATURATE>(out, i, divided<D>(lanes<float>(in, i), by));
 #endif
     for (; i < n; ++i)
         store(out, i, from_float<T, SATURATE>(divided<D>(load<float>(in, i), divisor)));
@@ -52,13 +50,12 @@ void sum_cast(const u8* const* codes, const u8* const*, i64 n, i64, u8* __restri
     for (int w = 0; w < N; ++w) wires[w] = codes[w];
     i64 i = 0;
 #if ZC_SIMD
-    if constexpr (IN_VECTORS<T>)
-        for (; i + LANES <= n; i += LANES) {
-            F total = lanes<T>(wires[0], i);
-            if (ADD) total = lanes<float>(out, i) + total;
-            for (int w = 1; w < N; ++w) total = total + lanes<T>(wires[w], i);
-            store_lanes(out + 4 * i, total);
-        }
+    for (; i + LANES <= n; i += LANES) {
+        F total = lanes<T>(wires[0], i);
+        if (ADD) total = lanes<float>(out, i) + total;
+        for (int w = 1; w < N; ++w) total = total + lanes<T>(wires[w], i);
+        store_lanes(out + 4 * i, total);
+    }
 #endif
     for (; i < n; ++i) {
         float total = to_float(load<T>(wires[0], i));

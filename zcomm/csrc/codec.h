@@ -194,9 +194,10 @@ ZC_FN u32 rounded_fp16(float value) {
 
 // SATURATE: a finite value beyond the range is stored as the largest one, not as infinity.
 template <bool SATURATE> ZC_FN fp16 to_fp16(float value) {
-    u32 result = rounded_fp16(value);
-    bool beyond = (result & 0x7FFFu) == INFINITY_FP16 && (bits(value) & ~SIGN) < INFINITY_F32;
-    if (SATURATE) result = beyond ? (result & 0x8000u) | LARGEST_FP16 : result;
+    u32 result = rounded_fp16(value), sign = result & 0x8000u;
+    const u32 too_large = 0x477FF000u;  // 65520, which rounds to infinity
+    bool beyond = (bits(value) & ~SIGN) - too_large < INFINITY_F32 - too_large;
+    if (SATURATE) result = beyond ? sign | LARGEST_FP16 : result;
     return {u16(is_nan(value) ? u32(NAN_FP16) : result)};
 }
 

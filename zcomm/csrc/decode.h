@@ -137,18 +137,16 @@ template <Code C, class T, bool STREAMED>
 ZC_FN void decode_block(const u8* codes, float scale, i64 n, u8* __restrict out) {
     i64 half = num_code_bytes<C>(n), i = 0;
 #if ZC_SIMD
-    if constexpr (IN_VECTORS<T>) {
 #if defined(__AVX512F__)
-        if constexpr (C == INT4 && sizeof(T) == 2)
-            i = decode_by_table<T, STREAMED>(codes, scale, n, out);
+    if constexpr (C == INT4 && sizeof(T) == 2)
+        i = decode_by_table<T, STREAMED>(codes, scale, n, out);
 #endif
-        F factor = factor_of<C>(scale);
-        for (; i + LANES <= (C == INT4 ? n / 2 : n); i += LANES) {
-            I bytes = load_bytes(codes + i);
-            store_rounded<T, true, STREAMED>(out, i, product<C, 0>(bytes, factor));
-            if constexpr (C == INT4)
-                store_rounded<T, true, STREAMED>(out, half + i, product<C, 1>(bytes, factor));
-        }
+    F factor = factor_of<C>(scale);
+    for (; i + LANES <= (C == INT4 ? n / 2 : n); i += LANES) {
+        I bytes = load_bytes(codes + i);
+        store_rounded<T, true, STREAMED>(out, i, product<C, 0>(bytes, factor));
+        if constexpr (C == INT4)
+            store_rounded<T, true, STREAMED>(out, half + i, product<C, 1>(bytes, factor));
     }
 #endif
     for (; i < half; ++i) {

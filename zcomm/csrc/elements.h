@@ -1,7 +1,7 @@
 // Elements in memory of any alignment, one by one and in vectors, and their three dtypes.
 //
-// T is float, bf16 or fp16 throughout. IN_VECTORS<T> says whether this instruction set has vectors
-// for it; the functions on F exist only then.
+// T is float, bf16 or fp16 throughout. ZC_SIMD says whether there are vectors for this processor; the
+// functions on F exist only then.
 #pragma once
 
 #include "codec.h"
@@ -52,19 +52,12 @@ template <class T, bool SATURATE> ZC_FN T from_float(float v) {
     else return to_fp16<SATURATE>(v);
 }
 
-template <class T> constexpr bool IN_VECTORS = ZC_SIMD;
-#if ZC_SIMD && !defined(__F16C__)
-template <> constexpr bool IN_VECTORS<fp16> = false;
-#endif
-
 #if ZC_SIMD
 // The lanes from element i on, as float32; NaN in any form.
 template <class T> ZC_FN F lanes(const u8* in, i64 i) {
     if constexpr (sizeof(T) == 4) return load_lanes(in + 4 * i);
     else if constexpr (__is_same(T, bf16)) return flt(left<16>(load_halves(in + 2 * i)));
-#if defined(__F16C__)
     else return load_fp16(in + 2 * i);
-#endif
 }
 
 // STREAMED: past the caches; out is then a multiple of 16.
@@ -79,14 +72,11 @@ template <class T, bool SATURATE> ZC_FN H rounded_halves(F v) {
         I odd = both(right<16>(bits(v)), splat(1u));
         I rounded = right<16>(add(add(bits(v), splat(0x7FFFu)), odd));
         return halves_of(where_nan(v, splat(u32(NAN_BF16)), rounded));
-    }
-#if defined(__F16C__)
-    else {
+    } else {
         F bounded = SATURATE ? within_fp16(v) : v;
         // The one NaN of float32 becomes that of float16.
         return fp16_of(flt(where_nan(v, splat(u32(NAN_F32)), bits(bounded))));
     }
-#endif
 }
 
 template <class T, bool SATURATE, bool STREAMED = false>

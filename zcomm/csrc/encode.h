@@ -53,7 +53,7 @@ template <class T> ZC_FN u32 largest_key(const u8* in, i64 n) {
 // Blocks are encoded in groups of GROUP elements: a group is measured, its scales are worked out,
 // then it is quantised. So the divisions of several blocks overlap, and while a group is quantised
 // from the L1 cache the next one is fetched. Longer groups, and a longer lead, were slower.
-const i64 GROUP = 512;
+const i64 GROUP = 1024;
 
 // The code of a value in units of the scale, in the low bits; `drawn` lies beside the elements.
 template <Code C, Rounding R> ZC_FN u32 code_of(float scaled, const u8* drawn, i64 i) {
@@ -85,17 +85,15 @@ ZC_FN void quantise8(const u8* __restrict in, i64 n, const Scale& scale, const u
                      u8* __restrict out) {
     i64 i = 0;
 #if ZC_SIMD
-    if constexpr (IN_VECTORS<T>) {
-        F by = splat(scale.inverse);
-        I live = splat(scale.live * 0x01010101u), quad[4], sixteen[SIXTEEN];
-        for (; i + QUAD <= n; i += QUAD) {
-            codes_at<T, C, R>(in, i, by, drawn, quad);
-            store_bits<STREAMED>(out + i, both(in_order(mixed_bytes_of(quad)), live));
-        }
-        for (; i + 16 <= n; i += 16) {
-            codes_at<T, C, R>(in, i, by, drawn, sixteen);
-            store_sixteen(out + i, bytes_of(sixteen), scale.live);
-        }
+    F by = splat(scale.inverse);
+    I live = splat(scale.live * 0x01010101u), quad[4], sixteen[SIXTEEN];
+    for (; i + QUAD <= n; i += QUAD) {
+        codes_at<T, C, R>(in, i, by, drawn, quad);
+        store_bits<STREAMED>(out + i, both(in_order(mixed_bytes_of(quad)), live));
+    }
+    for (; i + 16 <= n; i += 16) {
+        codes_at<T, C, R>(in, i, by, drawn, sixteen);
+        store_sixteen(out + i, bytes_of(sixteen), scale.live);
     }
 #endif
     for (; i < n; ++i) {
@@ -109,22 +107,20 @@ ZC_FN void quantise4(const u8* __restrict in, i64 n, const Scale& scale, const u
                      u8* __restrict out) {
     i64 half = (n + 1) / 2, i = 0;
 #if ZC_SIMD
-    if constexpr (IN_VECTORS<T>) {
-        F by = splat(scale.inverse);
-        I live = splat(scale.live * 0x01010101u), low[4], high[4];
-        for (; i + QUAD <= n / 2; i += QUAD) {
-            codes_at<T, INT4, R>(in, i, by, drawn, low);
-            codes_at<T, INT4, R>(in, half + i, by, drawn, high);
-            I packed = nibbles(within_four_bits(mixed_bytes_of(low)),
-                               within_four_bits(mixed_bytes_of(high)));
-            store_bits<STREAMED>(out + i, both(in_order(packed), live));
-        }
-        I first[SIXTEEN], second[SIXTEEN];
-        for (; i + 16 <= n / 2; i += 16) {
-            codes_at<T, INT4, R>(in, i, by, drawn, first);
-            codes_at<T, INT4, R>(in, half + i, by, drawn, second);
-            store_sixteen(out + i, nibbles_of(bytes_of(first), bytes_of(second)), scale.live);
-        }
+    F by = splat(scale.inverse);
+    I live = splat(scale.live * 0x01010101u), low[4], high[4];
+    for (; i + QUAD <= n / 2; i += QUAD) {
+        codes_at<T, INT4, R>(in, i, by, drawn, low);
+        codes_at<T, INT4, R>(in, half + i, by, drawn, high);
+        I packed = nibbles(within_four_bits(mixed_bytes_of(low)),
+                           within_four_bits(mixed_bytes_of(high)));
+        store_bits<STREAMED>(out + i, both(in_order(packed), live));
+    }
+    I first[SIXTEEN], second[SIXTEEN];
+    for (; i + 16 <= n / 2; i += 16) {
+        codes_at<T, INT4, R>(in, i, by, drawn, first);
+        codes_at<T, INT4, R>(in, half + i, by, drawn, second);
+        store_sixteen(out + i, nibbles_of(bytes_of(first), bytes_of(second)), scale.live);
     }
 #endif
     auto code = [&](i64 at) {

@@ -50,8 +50,7 @@ template <class T, bool ADD> ZC_FN void transform_group(const u8* in, i64 i, u8*
 template <class T, bool ADD> void transform_tile(const u8* in, i64 n, u8* out) {
     i64 i = 0;
 #if ZC_SIMD
-    if constexpr (IN_VECTORS<T>)
-        for (; i + TRANSFORMED <= n; i += TRANSFORMED) transform_group<T, ADD>(in, i, out);
+    for (; i + TRANSFORMED <= n; i += TRANSFORMED) transform_group<T, ADD>(in, i, out);
 #endif
     for (; i < n; i += TRANSFORMED) {
         float group[TRANSFORMED];

@@ -7,7 +7,7 @@
 // Each instruction set offers
 //   load_bytes        sign-extended bytes; load_halves zero-extended 16-bit patterns
 //   stream_*          stores past the caches, where there are such
-//   halves_of         32-bit numbers below 2^16 as H; fp16_of rounded floats, with F16C only
+//   halves_of         32-bit numbers below 2^16 as H; fp16_of rounded floats
 //   nearest, floor    rounded to an integer; of a value beyond 2^31, or NaN: anything
 //   smaller, larger   the second value where one is NaN
 //   multiply_add      a * b + c, rounded once or twice: for exact products only

@@ -88,6 +88,26 @@ template <int DISTANCE> ZC_FN F swapped(F v) {
     return _mm_shuffle_ps(v, v, DISTANCE == 1 ? 0xB1 : 0x4E);
 }
 
+// to_float and rounded_fp16 of codec.h; the latter gives NaN its one form.
+ZC_FN F load_fp16(const u8* in) {
+    I pattern = load_halves(in), size = left<13>(both(pattern, splat(0x7FFFu)));
+    I smallest = splat(113u << 23), normal = add(size, splat(112u << 23));
+    I subnormal = bits(_mm_sub_ps(flt(either(size, smallest)), flt(smallest)));
+    I result = where_less(size, splat(0x400u << 13), subnormal, normal);
+    I special = either(size, splat(u32(INFINITY_F32)));
+    result = where_less(size, splat(INFINITY_FP16 << 13), result, special);
+    return flt(either(result, left<16>(both(pattern, splat(0x8000u)))));
+}
+ZC_FN H fp16_of(F v) {
+    I size = both(bits(v), splat(~u32(SIGN))), odd = both(right<13>(size), splat(1u));
+    I normal = right<13>(add(add(size, odd), splat(0xFFFu - (112u << 23))));
+    I subnormal = sub(bits(_mm_add_ps(flt(size), splat(0.5f))), splat(bits(0.5f)));
+    I result = where_less(size, splat(113u << 23), subnormal, normal);
+    result = where_less(size, splat(bits(65520.0f)), result, splat(u32(INFINITY_FP16)));
+    result = where_nan(v, splat(u32(NAN_FP16)), result);
+    return halves_of(either(result, both(right<16>(bits(v)), splat(0x8000u))));
+}
+
 ZC_FN __m128i bytes_of(const I (&v)[4]) {
     return _mm_packs_epi16(_mm_packs_epi32(v[0], v[1]), _mm_packs_epi32(v[2], v[3]));
 }

@@ -194,13 +194,15 @@ class LocalRounds:
         self._own = table[me]
         self._awaited: list[int] = []
 
-    def start(self, nbytes: int) -> None:
+    def start(self, nbytes: int) -> list[int]:
         """See :class:`zcomm.transports.rounds.Rounds`."""
-        if self._awaited:
-            self.finish()
+        late = self.finish() if self._awaited else []
+        if late:
+            return late
         for peer in self._peers.values():
             self._transport.post(peer, self._own[:nbytes])
         self._awaited = list(self._peers)
+        return late
 
     def finish(self, *, patient: bool = False) -> list[int]:
         """See :class:`zcomm.transports.rounds.Rounds`."""

@@ -40,10 +40,13 @@ MOST_SIZES = 64
 class Rounds(Protocol):
     """The rounds of one group; one is under way at a time."""
 
-    def start(self, nbytes: int) -> None:
+    def start(self, nbytes: int) -> list[int]:
         """Send the first ``nbytes`` bytes of the own row to all others, and receive theirs.
 
         A round that ran out of time is finished first.
+
+        Returns:
+            The ranks that are still late for that one, see :meth:`finish`: nothing was started.
         """
 
     def finish(self, *, patient: bool = False) -> list[int]:
@@ -70,10 +73,11 @@ class MpiRounds:
         self._requests: list[MPI.Prequest] = []
         self._active = False
 
-    def start(self, nbytes: int) -> None:
+    def start(self, nbytes: int) -> list[int]:
         """See :class:`Rounds`."""
-        if self._active:
-            self.finish()
+        late = self.finish() if self._active else []
+        if late:
+            return late
         requests = self._by_size.get(nbytes)
         if requests is None:
             requests = self._prepare(nbytes)
@@ -81,6 +85,7 @@ class MpiRounds:
         self._requests = requests
         for request in requests:  # sends come first, and receives while the others are on their way
             request.Start()
+        return late
 
     def finish(self, *, patient: bool = False) -> list[int]:
         """See :class:`Rounds`."""
