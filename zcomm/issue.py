@@ -50,6 +50,9 @@ class Issuer:
         if operation is not None and self._transport.device is not None:
             # Host and device arrays travel by different ways here: ranks must not mix them.
             words, inline = f"{words} over {self._transport.name}", None
+        elif operation is not None and self._transport.windows is not None:
+            # Inside a node host arrays go through windows, device arrays do not.
+            words = f"{words} on a device"
 
         def run() -> Any:
             if inline is not None:

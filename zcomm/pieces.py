@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import lcm
 from typing import TYPE_CHECKING
 
 from zcomm.arrays import ITEMSIZE, View
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from zcomm.plan import Plan, WireFormat
 
 CUT = 4096
-"""Segments are cut at multiples of this many elements from their start."""
+"""Segments are cut at multiples of this many elements from their start: whole blocks, always."""
 
 SMALLEST_NBYTES = 32 * 1024
 LARGEST_NBYTES = 144 * 1024
@@ -83,8 +82,7 @@ def cut(plan: Plan) -> tuple[Piece, ...]:
     room = max(room, SMALLEST_NBYTES)
     if longest <= room or not plan.hops or _draws(plan):
         return (whole(plan),)
-    units = [_unit(formats) for formats in _formats(plan)]
-    parts = [list(_parts(plan, rank, weights, units, room)) for rank in ranks]
+    parts = [list(_parts(plan, rank, weights, room)) for rank in ranks]
     return tuple(_pieces(plan, parts))
 
 
@@ -126,29 +124,23 @@ def _nbytes_per_element(formats: Sequence[WireFormat]) -> float:
     return max((wire.wire_nbytes((CUT * 256,)) / (CUT * 256) for wire in formats), default=0.0)
 
 
-def _unit(formats: Sequence[WireFormat]) -> int:
-    return lcm(CUT, *(wire.codec.block for wire in formats if wire.codec and wire.codec.block))
-
-
 def _draws(plan: Plan) -> bool:
     codecs = [wire.codec for formats in _formats(plan) for wire in formats]
     return any(codec is not None and codec.rounding == "stochastic" for codec in codecs)
 
 
-def _parts(
-    plan: Plan, rank: int, weights: Sequence[float], units: Sequence[int], room: float
-) -> Iterator[Part]:
+def _parts(plan: Plan, rank: int, weights: Sequence[float], room: float) -> Iterator[Part]:
     """Cut one shard: fill a part up to ``room`` bytes, then begin the next."""
     part: Part = {}
     left = max(room / HEAD, SMALLEST_NBYTES)
     for item, layout in enumerate(plan.layouts):
-        weight, unit = weights[item], units[item]
+        weight = weights[item]
         for segment in layout.shards[rank]:
             start, numel = segment.start, segment.numel
             while weight * numel > left:
-                taken = min(int(left / weight) // unit * unit, numel)
+                taken = min(int(left / weight) // CUT * CUT, numel)
                 if taken == 0 and not part:
-                    taken = min(unit, numel)
+                    taken = min(CUT, numel)
                 if taken:
                     part.setdefault(item, []).append(Segment(start, taken))
                 start, numel = start + taken, numel - taken

@@ -93,7 +93,13 @@ class LocalTransport:
         """See :class:`zcomm.transports.base.Transport`."""
 
     def poll(self) -> None:
-        """See :class:`zcomm.transports.base.Transport`."""
+        """See :class:`zcomm.transports.base.Transport`.
+
+        Raises:
+            PeerLost: the job has ended.
+        """
+        if self._hub.failure is not None:
+            raise PeerLost(self._hub.failure)
 
     @property
     def windows(self) -> Windows | None:
