@@ -12,6 +12,7 @@ from tests.collectives.nodes import cut_small, share_memory, slow, uncut
 from tests.collectives.worlds import WORLDS, Never, algorithms, caught, on, wire
 from zcomm import CollectiveTimeout, plan
 from zcomm.layout import Layout, Segment
+from zcomm.transports.windows import Windows, window_nbytes
 
 NUMEL = 4096 * 19 + 77
 """Of a shard: more pieces than slots, and a last one that is no whole block."""
@@ -296,3 +297,26 @@ def test_a_rank_that_fails_in_the_middle_ends_all(monkeypatch, sharing):
     with pytest.raises(ArithmeticError, match="in the middle"):
         on("2x2", lambda comm: comm.all_gather(np.zeros(NUMEL, np.float32)))
     assert time.monotonic() - start < 20
+
+
+def test_a_slot_is_free_when_all_readers_have_released_it():
+    memories = [np.zeros(window_nbytes(3), np.uint8) for _ in range(3)]
+    owner, first, second = (Windows(memories, (4, 7, 9), me) for me in range(3))
+    assert not first.arrived(4, 2)
+    for _ in range(3):
+        assert owner.free(2, 8)
+        owner.slot(4, 2, 8)[:] = 5
+        owner.publish(2, 7)
+        owner.publish(2, 9)
+        assert first.arrived(4, 2)
+        assert not first.arrived(4, 3)
+        assert (first.slot(4, 2, 8) == 5).all()
+        assert not owner.free(2, 8)
+        first.release(4, 2)
+        assert owner.readers() == [9]
+        assert not owner.free(2, 8)
+        assert not owner.free(0, 4)  # cut otherwise, it lies over what is still read
+        second.release(4, 2)
+        assert owner.free(0, 4)
+        assert owner.free(2, 8)
+        assert not first.arrived(4, 2)
