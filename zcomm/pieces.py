@@ -11,6 +11,7 @@ is one piece.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -78,7 +79,8 @@ def cut(plan: Plan) -> tuple[Piece, ...]:
     weighed = list(zip(weights, plan.layouts, strict=True))
     longest = max(sum(w * layout.shard_numel(rank) for w, layout in weighed) for rank in ranks)
     largest = LARGEST_INSIDE_NBYTES if _inside(plan) else LARGEST_NBYTES
-    room = min(longest / SHARE, largest, slot_nbytes(plan) / _num_inside(plan))
+    slot = slot_nbytes(plan) / _num_inside(plan) - CUT * max(weights)  # see _parts
+    room = min(longest / SHARE, largest, slot)
     room = max(room, SMALLEST_NBYTES)
     if longest <= room or not plan.hops or _draws(plan):
         return (whole(plan),)
@@ -130,9 +132,14 @@ def _draws(plan: Plan) -> bool:
 
 
 def _parts(plan: Plan, rank: int, weights: Sequence[float], room: float) -> Iterator[Part]:
-    """Cut one shard: fill a part up to ``room`` bytes, then begin the next."""
+    """Cut one shard: fill a part up to its room in bytes, then begin the next."""
+    weighed = zip(weights, plan.layouts, strict=True)
+    nbytes = sum(weight * layout.shard_numel(rank) for weight, layout in weighed)
     part: Part = {}
     left = max(room / HEAD, SMALLEST_NBYTES)
+    # Parts of equal size, a little larger for the rounding, so that none is left over at the end.
+    number = max(math.ceil((nbytes - left) / room), 1)
+    room = max(nbytes - left, 0) / number + CUT * max(weights)
     for item, layout in enumerate(plan.layouts):
         weight = weights[item]
         for segment in layout.shards[rank]:

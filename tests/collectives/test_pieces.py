@@ -11,7 +11,9 @@ from tests.collectives.dtypes import as_array, assert_bits, drawn, stored_in
 from tests.collectives.nodes import cut_small, share_memory, slow, uncut
 from tests.collectives.worlds import WORLDS, Never, algorithms, caught, on, wire
 from zcomm import CollectiveTimeout, plan
+from zcomm.collectives import all_gather, reduce_scatter
 from zcomm.layout import Layout, Segment
+from zcomm.pieces import slot_nbytes
 from zcomm.transports.windows import Windows, window_nbytes
 
 NUMEL = 4096 * 19 + 77
@@ -320,3 +322,19 @@ def test_a_slot_is_free_when_all_readers_have_released_it():
         assert owner.free(0, 4)
         assert owner.free(2, 8)
         assert not first.arrived(4, 2)
+
+
+@pytest.mark.parametrize("world", ["2", "1x4", "2x2", "2x3", "2x2x2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codec", [None, "int8", "int4"])
+def test_pieces_fit_the_slots_of_a_node(world, dtype, codec):
+    topology = WORLDS[world]
+    codecs = plan.parse_codecs(codec, len(topology.levels))
+    near = frozenset(topology.group(0, 0)) - {0}
+    written = {"reduce_scatter": reduce_scatter.regions, "all_gather": all_gather.regions}
+    for numel in (1 << 15, 1 << 18, 12345678, 1 << 24):
+        layout = Layout.even(dtype, numel * topology.size, topology.size)
+        for operation, regions in written.items():
+            made = plan.make(operation, [layout], topology, codecs=codecs)
+            for piece in made.pieces:
+                assert regions(piece.plan, 0, near)[1] <= slot_nbytes(made)

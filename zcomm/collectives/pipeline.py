@@ -37,7 +37,7 @@ Start = Callable[[Piece, Courier], Steps]
 def run(channel: Channel, plan: Plan, like: Memory, start: Start, written: Written) -> None:
     """Run a collective: ``start`` makes the generator of a piece; arrays lie as ``like`` does.
 
-    1. Start pieces, in order, until enough are under way: each posts its receives.
+    1. Start the next piece, unless enough are under way: it posts its receives.
     2. Go through them, the oldest first, and resume all whose messages have arrived. A piece that
        encodes first ends the round, so that older ones are looked at again before the next.
     3. After a round in which something moved give the core away once; otherwise sleep, longer each
@@ -100,14 +100,14 @@ def _schedule(
     pieces = plan.pieces
     number, most, idle = 0, in_flight(plan), _Idle(channel, plan)
     while flights or number < len(pieces):
-        while number < len(pieces) and len(flights) < most:
+        begun = number < len(pieces) and len(flights) < most
+        if begun:
             courier = Posted(channel, pieces[number].plan, number, written)
-            flight = _Flight(start(pieces[number], courier))
-            flights.append(flight)
-            flight.begin()
+            flights.append(_Flight(start(pieces[number], courier)))
+            flights[-1].begin()
             number += 1
         channel.transport.poll()
-        if _round(flights):
+        if _round(flights) or begun:
             idle.reset()
         else:
             idle.rest(flights[0].pending)
