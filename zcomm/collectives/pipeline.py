@@ -98,6 +98,8 @@ def _schedule(
     channel: Channel, plan: Plan, start: Start, written: Written, flights: deque[_Flight]
 ) -> None:
     pieces = plan.pieces
+    if channel.gate.waiting is not None:
+        os.sched_yield()  # ranks that share this core begin their handshake before this one encodes
     number, most, idle = 0, in_flight(plan), _Idle(channel, plan)
     while flights or number < len(pieces):
         begun = number < len(pieces) and len(flights) < most
