@@ -132,3 +132,19 @@ def test_an_absent_rank_is_named(launch):
     )
     assert ended.returncode != 0
     assert "waited 1 s in reduce_scatter for rank 1" in ended.stdout + ended.stderr
+
+
+@pytest.mark.mpi(min_size=2)
+def test_after_a_mismatch_the_ranks_go_on(comm, monkeypatch):
+    """Receives that were posted for the operation that did not happen take nothing of the next."""
+    cut_small(monkeypatch)
+    pieced = fresh(comm)
+    for _ in range(3):
+        with pytest.raises(zcomm.CollectiveMismatch):
+            if comm.rank == comm.size - 1:
+                pieced.reduce_scatter(np.ones(comm.size * NUMEL, np.float32))
+            else:
+                pieced.all_gather(np.ones(NUMEL, np.float32))
+        gathered = pieced.all_gather(np.full(NUMEL, comm.rank, np.float32))
+        assert (gathered.reshape(comm.size, -1) == np.arange(comm.size)[:, None]).all()
+        assert (pieced.reduce_scatter(np.ones(comm.size * NUMEL, np.float32)) == comm.size).all()

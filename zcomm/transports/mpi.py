@@ -107,8 +107,7 @@ class MpiTransport:
         for request, received in zip(self._active, self._received, strict=True):
             if received:
                 request.Cancel()
-                request.Wait()
-            else:
+            if not request.Test():  # a message that has begun to arrive cannot be given up
                 self._lost.append(request)
         self._active, self._owners, self._received = [], [], []
 
