@@ -43,8 +43,14 @@ class Transport(Protocol):
             The peers whose message has not arrived (empty unless the time ran out).
         """
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
-        """Return rounds among ``ranks``, of which this is number ``me``, over a table of rows."""
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
+        """Return rounds among ``ranks``, of which this is number ``me``, over these rows."""
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
@@ -69,7 +75,13 @@ class HostTransport(Protocol):
     ) -> frozenset[int]:
         """See :class:`Transport`."""
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
         """See :class:`Transport`."""
 
     def abort(self, code: int) -> None:

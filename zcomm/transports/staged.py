@@ -84,9 +84,15 @@ class StagedTransport:
         buffers.give(incoming.values(), device.here().record())
         return late
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
         """See :class:`zcomm.transports.base.Transport`."""
-        return self._inner.rounds(ranks, me, table)
+        return self._inner.rounds(ranks, me, table, outbox)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
