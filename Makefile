@@ -69,8 +69,8 @@ test: $(INSTALLED)
 test-all: $(INSTALLED)
 	$(call pytest,$(FAST_TESTS) or $(LARGE))
 
-# One part of what test-all has and test has not: SLICE=2/8.
-test-slice: PYTEST_FLAGS += --slice $(SLICE)
+# What test-all has and test has not, or one part of it: SLICE=2/8.
+test-slice: PYTEST_FLAGS += $(if $(SLICE),--slice $(SLICE))
 test-slice: $(INSTALLED)
 	$(call pytest,$(LARGE))
 

@@ -9,6 +9,7 @@ assume that results are there when a function returns.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -47,6 +48,7 @@ from .wire import (
 )
 
 _COMPLAINTS: weakref.WeakKeyDictionary[Device, npt.NDArray[np.uint32]] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
 
 
 def encode(
@@ -312,11 +314,13 @@ def _options(device: Device, codec: Codec | None, **rest: Any) -> Any:
 
 def _complaint(device: Device) -> npt.NDArray[np.uint32]:
     """Return the word, in memory that both host and device reach, where a device complains."""
-    if device not in _COMPLAINTS:
-        word = device.pinned(4).view(np.uint32)
-        word[0] = 0
-        _COMPLAINTS[device] = word
-    return _COMPLAINTS[device]
+    # Kernels hold the address of the word, so there is one, also where ranks are threads.
+    with _LOCK:
+        if device not in _COMPLAINTS:
+            word = device.pinned(4).view(np.uint32)
+            word[0] = 0
+            _COMPLAINTS[device] = word
+        return _COMPLAINTS[device]
 
 
 def _sized(memory: DeviceMemory) -> Any:
