@@ -236,12 +236,12 @@ class Communicator:
             ValueError: when W does not divide dimension 0.
         """
         item, result = arguments.all_to_all_item(send, out, self.size)
-
-        def execute() -> None:
-            plain.all_to_all(self._channel, item.full, item.shard)
-
         words = f"all_to_all {item.full.dtype}[{item.full.numel}]"
-        return self._issue(words, execute, [item], result, async_op)
+        execute = partial(plain.all_to_all, self._channel, item.full, item.shard)
+        inline = None
+        if self.size > 1 and item.full.memory.size // self.size <= PAYLOAD_NBYTES:
+            inline = partial(small.all_to_all, self._table, words, item.full, item.shard)
+        return self._issue(words, execute, [item], result, async_op, inline)
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """Copy the root's ``x`` to all ranks, in place; return ``x``."""
@@ -416,8 +416,8 @@ class Communicator:
         arrays = made, shards, fulls, draws
         inline = partial(small.all_gather, self._table, words, *arrays)
         execute = partial(all_gather, self._channel, *arrays)
-        fits = small.gathers(made)
-        return self._issue(words, execute, items, result, async_op, inline if fits else None)
+        chosen = inline if small.fits(made) else None
+        return self._issue(words, execute, items, result, async_op, chosen)
 
     def _reduce(
         self,
@@ -440,13 +440,13 @@ class Communicator:
         made = self._planner.plan("reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype)
         self._planner.announce(made)
         reduction = Reduction(op, self.size if op == "avg" else 1)
-
-        def execute() -> None:
-            fulls, shards = [item.full for item in items], [item.shard for item in items]
-            reduce_scatter(self._channel, made, fulls, shards, reduction, draws)
-
         words = self._planner.describe(made, op, label)
-        return self._issue(words, execute, items, result, async_op)
+        fulls, shards = [item.full for item in items], [item.shard for item in items]
+        arrays = made, fulls, shards, reduction, draws
+        inline = partial(small.reduce_scatter, self._table, words, *arrays)
+        execute = partial(reduce_scatter, self._channel, *arrays)
+        chosen = inline if small.fits(made) else None
+        return self._issue(words, execute, items, result, async_op, chosen)
 
     def _issue(
         self,

@@ -26,6 +26,7 @@ from zcomm import environment
 from zcomm.collectives.channel import Channel, in_words
 from zcomm.errors import CollectiveMismatch, CollectiveTimeout
 from zcomm.traffic import Tally
+from zcomm.transports.rounds import Nbytes
 
 PAYLOAD_NBYTES = 4096
 """The largest message that travels with its header."""
@@ -54,6 +55,11 @@ class Guard:
         Write the own one before :meth:`trade`; read the others after it.
         """
         return self._lines.payloads
+
+    @property
+    def outbox(self) -> npt.NDArray[np.uint8]:
+        """The payloads of a round in which every rank is sent one of its own, in the same form."""
+        return self._lines.outbox
 
     def check(self, description: str, *, patient: bool = False) -> None:
         """Compare one call with those of all other ranks, and do nothing else.
@@ -89,8 +95,10 @@ class Guard:
         """
         self._channel.gate.settle()
 
-    def trade(self, description: str, nbytes: int) -> None:
+    def trade(self, description: str, nbytes: Nbytes) -> None:
         """Compare one call, and with that exchange payloads, of which this rank's has ``nbytes``.
+
+        Several numbers are those of the payloads in the outbox, which are sent instead.
 
         Raises:
             CollectiveMismatch: see :meth:`check`; payloads are undefined then.
@@ -103,7 +111,7 @@ class Guard:
         """Return what a header says of a call."""
         return _said(description + self._place)
 
-    def begin(self, description: str, said: bytes, nbytes: int) -> None:
+    def begin(self, description: str, said: bytes, nbytes: Nbytes) -> None:
         """Send what :meth:`trade` sends."""
         gate = self._channel.gate
         if gate.waiting is not None:
@@ -176,15 +184,24 @@ class _Lines:
         self.heads = [memoryview(row.data)[:size] for row in table]
         self.own = self.heads[channel.rank]
         self.others = [self.heads[rank] for rank in channel.others] if headed else []
-        self.rounds = channel.transport.rounds(channel.ranks, channel.rank, list(table))
+        outbox = np.zeros_like(table)
+        self.outbox = outbox[:, size:]
+        self._out_heads = [memoryview(row.data)[:size] for row in outbox]
+        places = channel.rank, list(table), list(outbox)
+        self.rounds = channel.transport.rounds(channel.ranks, *places)
         self._tally = _header_tally(channel) if headed else Tally({})
         self._size = size
 
-    def start(self, number: int, said: bytes, nbytes: int) -> list[int]:
-        """Start a round with a payload of ``nbytes`` bytes; return who is late for the last."""
+    def start(self, number: int, said: bytes, nbytes: Nbytes) -> list[int]:
+        """Start a round with payloads of ``nbytes`` bytes; return who is late for the last."""
         if self._size:
             _HEADER.pack_into(self.own, 0, number, said)
-        late = self.rounds.start(self._size + nbytes)
+        if isinstance(nbytes, int):
+            late = self.rounds.start(self._size + nbytes)
+        else:
+            for head in self._out_heads:
+                head[:] = self.own
+            late = self.rounds.start(tuple(self._size + each for each in nbytes))
         self._tally.calls += not late
         return late
 

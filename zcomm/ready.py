@@ -21,7 +21,7 @@ import numpy.typing as npt
 from zcomm.arrays import View
 from zcomm.codecs import kernels
 from zcomm.collectives.reduce_scatter import nested_reduce
-from zcomm.collectives.small import Table, gathers, reduces, whole
+from zcomm.collectives.small import Table, fits, reduces, whole
 from zcomm.collectives.wire import Reduction
 from zcomm.plan import AllReduce, Plan, WireFormat
 
@@ -64,7 +64,7 @@ class Shelf:
         self, x: Any, how: tuple[Any, ...], out: Any, words: str, plan: Plan
     ) -> None:
         """Make ready the all_gather of arrays like ``x`` into arrays like ``out``."""
-        if not gathers(plan) or len(plan.layouts) != 1 or plan.quantised:
+        if not fits(plan) or len(plan.layouts) != 1 or plan.quantised:
             return
         if out is None or (type(out) is type(x) and out.dtype == x.dtype):
             self._keep(x, how, partial(_all_gather, self._table, words), out)

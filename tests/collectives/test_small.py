@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import zcomm
 from tests.collectives import oracle
 from tests.collectives.dtypes import ITEMSIZE, KINDS, as_array, drawn, stored_in
 from tests.collectives.worlds import on, wire
@@ -74,6 +75,49 @@ def test_gathered_and_broadcast_again_and_again(world, kind, dtype):
                 assert bits(x) == shards[root].tobytes()
 
     at(world, program)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_scattered_again_and_again(world, kind, dtype):
+    """Messages of more bytes than travel with a header have the same elements in front."""
+    op = oracle.possible_ops(dtype)[0]
+    more = PAYLOAD_NBYTES // ITEMSIZE[dtype] + 1
+
+    def program(comm):
+        for numel in SIZES:
+            for turn in range(2):
+                rows = of_rank(comm.rank, comm.size * more, dtype, turn).reshape(comm.size, more)
+                small = np.ascontiguousarray(rows[:, :numel]).reshape(-1)
+                got = comm.reduce_scatter(as_array(small, dtype, kind), op=op)
+                large = comm.reduce_scatter(as_array(rows.reshape(-1), dtype, kind), op=op)
+                assert bits(got) == bits(large)[: numel * ITEMSIZE[dtype]]
+                swapped = comm.all_to_all(as_array(small, dtype, kind))
+                parts = [of_rank(r, comm.size * more, dtype, turn) for r in range(comm.size)]
+                runs = [part.reshape(comm.size, more)[comm.rank, :numel] for part in parts]
+                assert bits(swapped) == np.concatenate(runs).tobytes()
+
+    at(world, program)
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4:block=64", "bf16"])
+def test_codes_travel_with_the_header_too(codec):
+    """One hop of small messages, in several items: the bits and the bytes of a local encoder."""
+    spec = zcomm.Codec.parse(codec)
+
+    def program(comm):
+        shards = [[drawn((n,), "float32", n, rank) for n in (5, 300)] for rank in range(3)]
+        for turn in range(1, 3):
+            got = comm.all_gather(shards[comm.rank], codec=codec)
+            for place, result in enumerate(got):
+                wires = [spec.encode(shard[place]) for shard in shards]
+                numel = shards[0][place].size
+                parts = [spec.decode(each, numel, "float32") for each in wires]
+                assert result.tobytes() == np.concatenate(parts).tobytes()
+            nbytes = 2 * turn * sum(spec.wire_nbytes(n) for n in (5, 300))
+            assert comm.traffic.wire_nbytes(operation="all_gather") == nbytes
+
+    run_local(program, 3, min_numel=0)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (1, 4, 1), (0,), (0, 3)])

@@ -1,9 +1,10 @@
-"""Operations whose whole message to everybody fits in one round: one exchange, with the header.
+"""Operations whose message to each rank fits in one round: one exchange, with the header.
 
-All of them write their *payload* into the own row of the guard's payloads, trade, and read the rows
-of all ranks. Whether an operation is small follows from what its header says, never from what only
-one rank knows (the library or the strides of its array): all ranks decide alike. Results are those
-of the large algorithms, bit for bit: the same kernels in the same order.
+All of them write their *payload* into the own row of the guard's payloads, or one for each rank
+into the outbox, trade, and read the rows of all ranks. Whether an operation is small follows from
+what its header says, never from what only one rank knows (the library or the strides of its array):
+all ranks decide alike. Results are those of the large algorithms, bit for bit: the same kernels in
+the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from zcomm.arrays import HostMemory, Memory, View
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import nested_reduce
-from zcomm.collectives.wire import Place, Reduction, pack, unpack
+from zcomm.collectives.wire import Place, Reduction, pack, reduce, unpack
 from zcomm.device import DeviceMemory, from_host, on_host, scratch
 from zcomm.guard import PAYLOAD_NBYTES, Guard
 from zcomm.plan import AllReduce, Plan, WireFormat
@@ -32,7 +33,7 @@ class Table:
     def __init__(self, channel: Channel, guard: Guard) -> None:
         self.channel = channel
         self.guard = guard
-        self._tallies: dict[tuple[str, int, int], Tally] = {}
+        self._tallies: dict[object, Tally] = {}
 
     @property
     def own(self) -> HostMemory:
@@ -54,10 +55,28 @@ class Table:
             self._tallies[key] = self.channel.tally(operation, *wire)
         return self._tallies[key]
 
+    def outgoing(self, rank: int) -> HostMemory:
+        """Return the payload for one rank, where each is sent its own."""
+        row: HostMemory = self.guard.outbox[rank]
+        return row
+
+    def incoming(self, rank: int) -> HostMemory:
+        """Return the payload that a rank has for this one, where each is sent its own."""
+        return self.outgoing(rank) if rank == self.channel.rank else self.row(rank)
+
+    def each(self, plan: Plan) -> Tally:
+        """Return the tally of calls that send every rank what the only hop of a plan does."""
+        if plan not in self._tallies:
+            messages = plan.messages(0, self.channel.rank)
+            wire = {message.peer: message.wire_nbytes for message in messages}
+            logical = {message.peer: message.logical_nbytes for message in messages}
+            self._tallies[plan] = self.channel.tally(plan.counted_as, wire, logical)
+        return self._tallies[plan]
+
 
 @lru_cache(maxsize=4096)
-def gathers(plan: Plan) -> bool:
-    """Tell whether an all_gather is one small message from every rank to all others."""
+def fits(plan: Plan) -> bool:
+    """Tell whether a plan is one small message from every rank to each other."""
     if len(plan.hops) != 1 or not plan.layouts:
         return False
     hop, size = plan.hops[0], plan.topology.size
@@ -67,7 +86,7 @@ def gathers(plan: Plan) -> bool:
 
 def reduces(plans: AllReduce) -> bool:
     """Tell whether an all_reduce is one small message from every rank to all others."""
-    return plans.whole is not None and gathers(plans.whole)
+    return plans.whole is not None and fits(plans.whole)
 
 
 def all_gather(
@@ -104,6 +123,68 @@ def all_gather(
                 chunk = table.row(rank)[at : at + nbytes]
                 _unpack(wire, chunk, Place(full, *layout.table(rank)))
                 at += nbytes
+
+
+def reduce_scatter(
+    table: Table,
+    words: str,
+    plan: Plan,
+    fulls: Sequence[View],
+    shards: Sequence[View],
+    reduction: Reduction,
+    draws: Draws,
+) -> None:
+    """Reduce ``fulls``, and keep the own shard.
+
+    1. Encode the shard of every rank into the payload for it, the own one too.
+    2. Trade.
+    3. Decode, sum and divide what all ranks have for this one.
+    """
+    channel, hop = table.channel, plan.hops[0]
+    with channel.clock.measure("encode"):
+        sizes = tuple(
+            _pack_shard(table, plan, fulls, shard, draws) for shard in range(channel.size)
+        )
+    table.guard.trade(words, sizes)
+    table.each(plan).calls += 1
+    me, at = channel.rank, 0
+    with channel.clock.measure("decode"):
+        for position, (layout, wire) in enumerate(zip(plan.layouts, hop.formats, strict=True)):
+            span = slice(at, at + wire.wire_nbytes(layout.lengths(me)))
+            place = Place(shards[position], *layout.table(me, compact=True))
+            memory = place.view.memory
+            parts = [_placed(table.incoming(peer)[span], memory) for peer in plan.peers(hop, me)]
+            if hop.level is None and wire.codec is None:
+                formats = wire, plan.partials[position]
+                nested_reduce(plan.nesting, formats, parts, place, reduction)
+            else:
+                reduce(wire, parts, place, reduction)
+            at = span.stop
+
+
+def _pack_shard(table: Table, plan: Plan, fulls: Sequence[View], shard: int, draws: Draws) -> int:
+    """Write the payload for the owner of a shard; return its bytes."""
+    at = 0
+    for position, (layout, wire) in enumerate(zip(plan.layouts, plan.hops[0].formats, strict=True)):
+        nbytes = wire.wire_nbytes(layout.lengths(shard))
+        place = Place(fulls[position], *layout.table(shard))
+        seed = draws.of(wire.codec, 0, shard, position)
+        _pack(wire, place, table.outgoing(shard)[at : at + nbytes], seed)
+        at += nbytes
+    return at
+
+
+def all_to_all(table: Table, words: str, send: View, recv: View) -> None:
+    """Send the i-th of W equal runs to rank i; the run received from rank i lands in place i."""
+    size = table.channel.size
+    nbytes = send.memory.size // size
+    runs = [slice(rank * nbytes, (rank + 1) * nbytes) for rank in range(size)]
+    for rank, run in enumerate(runs):
+        table.outgoing(rank)[:nbytes] = on_host(send.memory[run])
+    table.guard.trade(words, (nbytes,) * size)
+    table.tally("all_to_all", nbytes, nbytes).calls += 1
+    for rank, run in enumerate(runs):
+        from_host(recv.memory[run], table.incoming(rank)[:nbytes])
 
 
 def all_reduce(

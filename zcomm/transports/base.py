@@ -75,8 +75,14 @@ class Transport(Protocol):
     def windows(self) -> Windows | None:
         """The memory that this rank shares with the others of its node, where it does."""
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
-        """Return rounds among ``ranks``, of which this is number ``me``, over a table of rows."""
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
+        """Return rounds among ``ranks``, of which this is number ``me``, over these rows."""
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
@@ -118,7 +124,13 @@ class HostTransport(Protocol):
     def windows(self) -> Windows | None:
         """See :class:`Transport`."""
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
         """See :class:`Transport`."""
 
     def abort(self, code: int) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from zcomm import environment
 from zcomm.arrays import HostMemory
 from zcomm.errors import PeerLost
+from zcomm.transports.rounds import Nbytes, message_to
 from zcomm.transports.windows import Windows
 
 POLL_SECONDS = 0.05
@@ -132,9 +133,15 @@ class LocalTransport:
         self._letters.setdefault((peer, tag), deque()).append(message)
         return True
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> LocalRounds:
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> LocalRounds:
         """See :class:`zcomm.transports.base.Transport`."""
-        return LocalRounds(self, ranks, me, table)
+        return LocalRounds(self, ranks, me, table, outbox)
 
     def post(self, peer: int, memory: HostMemory) -> None:
         """Send a copy of some bytes, perhaps none, in a round."""
@@ -192,21 +199,27 @@ class LocalRounds:
     """Rounds among threads; see :class:`zcomm.transports.rounds.Rounds`."""
 
     def __init__(
-        self, transport: LocalTransport, ranks: Sequence[int], me: int, table: Sequence[HostMemory]
+        self,
+        transport: LocalTransport,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
     ) -> None:
         self._transport = transport
+        self._outbox = outbox
         self._peers = {number: rank for number, rank in enumerate(ranks) if number != me}
         self._table = table
         self._own = table[me]
         self._awaited: list[int] = []
 
-    def start(self, nbytes: int) -> list[int]:
+    def start(self, nbytes: Nbytes) -> list[int]:
         """See :class:`zcomm.transports.rounds.Rounds`."""
         late = self.finish() if self._awaited else []
         if late:
             return late
-        for peer in self._peers.values():
-            self._transport.post(peer, self._own[:nbytes])
+        for number, peer in self._peers.items():
+            self._transport.post(peer, message_to(number, nbytes, self._own, self._outbox))
         self._awaited = list(self._peers)
         return late
 

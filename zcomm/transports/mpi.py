@@ -130,9 +130,15 @@ class MpiTransport:
         for start in range(0, memory.size, self._limit):
             yield _buffer(memory[start : start + self._limit])
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> MpiRounds:
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> MpiRounds:
         """See :class:`zcomm.transports.base.Transport`."""
-        return MpiRounds(self._comm, ranks, me, table)
+        return MpiRounds(self._comm, ranks, me, table, outbox)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

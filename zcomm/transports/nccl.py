@@ -126,9 +126,15 @@ class NcclTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         return self._control.windows
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
         """See :class:`zcomm.transports.base.Transport`."""
-        return self._control.rounds(ranks, me, table)
+        return self._control.rounds(ranks, me, table, outbox)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

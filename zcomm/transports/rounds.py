@@ -1,9 +1,11 @@
 """Rounds: every rank of a group sends each other one small message, of a size known to it alone.
 
-The *table* of a round has one row per rank, in the order of the group: a message is written into
-the own row, those of the others arrive in theirs, and rows are valid until the next round starts.
-A row is as long as the largest message: whatever a peer sends is received whole, so that ranks that
-mean different things find that out from what arrived, not from a message that was cut.
+The *table* of a round has one row per rank, in the order of the group: a message to everybody is
+written into the own row, those of the others arrive in theirs, and rows are valid until the next
+round starts. Where each rank is sent a message of its own, they are written to the *outbox*, a
+table of the same form. A row is as long as the largest message: whatever a peer sends is received
+whole, so that ranks that mean different things find that out from what arrived, not from a message
+that was cut.
 
 Waiting is for small calls that everybody makes at about the same time: test at once and often, the
 core given away between tests, and sleep only after about a millisecond. A reader must not assume
@@ -37,12 +39,17 @@ MOST_SIZES = 64
 """Sizes of messages for which requests are kept."""
 
 
+Nbytes = int | tuple[int, ...]
+"""Bytes of a message to everybody, or of the message to each rank."""
+
+
 class Rounds(Protocol):
     """The rounds of one group; one is under way at a time."""
 
-    def start(self, nbytes: int) -> list[int]:
+    def start(self, nbytes: Nbytes) -> list[int]:
         """Send the first ``nbytes`` bytes of the own row to all others, and receive theirs.
 
+        Several numbers, one per rank, are those of the rows of the outbox, which are sent instead.
         A round that ran out of time is finished first.
 
         Returns:
@@ -58,22 +65,35 @@ class Rounds(Protocol):
         """
 
 
+def message_to(
+    rank: int, nbytes: Nbytes, own: HostMemory, outbox: Sequence[HostMemory]
+) -> HostMemory:
+    """Return the message to a rank of the group."""
+    return own[:nbytes] if isinstance(nbytes, int) else outbox[rank][: nbytes[rank]]
+
+
 class MpiRounds:
     """Rounds over persistent requests of MPI: set up once, started at each round."""
 
     def __init__(
-        self, comm: MPI.Intracomm, ranks: Sequence[int], me: int, table: Sequence[HostMemory]
+        self,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
     ) -> None:
         self._comm = comm
         self._own = table[me]
+        self._outbox = outbox
         self._others = [rank for rank in range(len(ranks)) if rank != me]
         self._peers = [ranks[rank] for rank in self._others]
         self._incoming = [comm.Recv_init(table[rank], ranks[rank], TAG) for rank in self._others]
-        self._by_size: dict[int, list[MPI.Prequest]] = {}
+        self._by_size: dict[Nbytes, list[MPI.Prequest]] = {}
         self._requests: list[MPI.Prequest] = []
         self._active = False
 
-    def start(self, nbytes: int) -> list[int]:
+    def start(self, nbytes: Nbytes) -> list[int]:
         """See :class:`Rounds`."""
         late = self.finish() if self._active else []
         if late:
@@ -104,14 +124,17 @@ class MpiRounds:
         late = [rank for rank, done in zip(self._others, arrived, strict=True) if not done]
         return late or self._others  # all have sent, but somebody does not receive
 
-    def _prepare(self, nbytes: int) -> list[MPI.Prequest]:
+    def _prepare(self, nbytes: Nbytes) -> list[MPI.Prequest]:
         if len(self._by_size) >= MOST_SIZES:
             for requests in self._by_size.values():
                 for request in requests[: len(self._peers)]:
                     request.Free()
             self._by_size.clear()
-        message = self._own[:nbytes]
-        sends = [self._comm.Send_init(message, peer, TAG) for peer in self._peers]
+        pairs = zip(self._others, self._peers, strict=True)
+        sends = [
+            self._comm.Send_init(message_to(rank, nbytes, self._own, self._outbox), peer, TAG)
+            for rank, peer in pairs
+        ]
         self._by_size[nbytes] = [*sends, *self._incoming]
         return self._by_size[nbytes]
 

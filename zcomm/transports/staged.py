@@ -108,9 +108,15 @@ class StagedTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         return self._inner.windows
 
-    def rounds(self, ranks: Sequence[int], me: int, table: Sequence[HostMemory]) -> Rounds:
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
         """See :class:`zcomm.transports.base.Transport`."""
-        return self._inner.rounds(ranks, me, table)
+        return self._inner.rounds(ranks, me, table, outbox)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
