@@ -118,7 +118,7 @@ def zeros(like: Any, shape: Sequence[int], dtype: str) -> Any:
 
 
 def cast(x: Any, dtype: str) -> Any:
-    """Return a copy of an array in another dtype."""
+    """Return a copy of an array in another dtype of NumPy's."""
     return kind_of(x).cast(x, dtype)
 
 

@@ -9,6 +9,7 @@ import.
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,8 @@ def init(
     Raises:
         ZcommError: no MPI, or a launcher that started more ranks than MPI sees; a device or a
             transport that was asked for and cannot be had.
+        TypeError: ``seed`` or ``min_numel`` is not an int.
+        ValueError: an argument has a value that it cannot have.
         TopologyError: a topology that does not describe this job.
         CollectiveMismatch: ranks whose version, topology or settings differ.
     """
@@ -74,6 +77,7 @@ def init(
         exits.install(world)
     placement.check(device, transport)
     check_seed(seed)
+    min_numel = _check_min_numel(min_numel)
     control = _control(world)
     _configure_logging(control.rank)
     for name in environment.unknown():
@@ -108,9 +112,14 @@ def run_local(
 
     For unit tests, notebooks and simulations. The first rank that raises ends the others; its
     exception is raised.
+
+    Raises:
+        TypeError: ``seed`` or ``min_numel`` is not an int.
+        ValueError: one of them has a value that it cannot have.
     """
     found = topologies.flat(size) if topology is None else topologies.parse(topology, size)
     check_seed(seed)
+    min_numel = _check_min_numel(min_numel)
     hub = Hub(size)
     results: list[Any] = [None] * size
     errors: dict[int, BaseException] = {}
@@ -141,6 +150,16 @@ def run_local(
     if first:
         raise first[0]
     return results
+
+
+def _check_min_numel(min_numel: int) -> int:
+    try:
+        number = operator.index(min_numel)
+    except TypeError:
+        raise TypeError(f"min_numel {min_numel!r}: an int is expected") from None
+    if number < 0:
+        raise ValueError(f"min_numel {number}: at least 0")
+    return number
 
 
 def _control(world: MPI.Intracomm) -> Transport:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zcomm.device import DeviceMemory, Memory
+from zcomm.subnormals import exact_subnormals
 
 
 class ArrayKind(Protocol):
@@ -44,7 +45,7 @@ class ArrayKind(Protocol):
         """Allocate an array in the place of ``like``, of its dtype unless one is named."""
 
     def cast(self, x: Any, dtype: str) -> Any:
-        """Return a copy in another dtype."""
+        """Return a copy in another dtype of NumPy's; subnormal numbers stay what they are."""
 
     def fill(self, x: Any, value: int) -> None:
         """Write one value everywhere."""
@@ -90,7 +91,8 @@ class NumpyKind:
 
     def cast(self, x: Any, dtype: str) -> Any:
         """See :class:`ArrayKind`."""
-        return x.astype(dtype)
+        with exact_subnormals(), np.errstate(over="ignore", invalid="ignore"):
+            return x.astype(dtype)
 
     def fill(self, x: Any, value: int) -> None:
         """See :class:`ArrayKind`."""
@@ -98,7 +100,9 @@ class NumpyKind:
 
     def assign(self, target: Any, source: Any) -> None:
         """See :class:`ArrayKind`."""
-        np.copyto(target, source, casting="unsafe")
+        if target.dtype != source.dtype:
+            source = self.cast(source, str(target.dtype))
+        np.copyto(target, source)
 
 
 class TorchKind:
@@ -117,22 +121,27 @@ class TorchKind:
         """See :class:`ArrayKind`.
 
         Raises:
-            TypeError: the tensor lies on a device that is neither the CPU nor CUDA.
+            TypeError: the tensor lies on a device that is neither the CPU nor CUDA, or is sparse.
         """
         if x.device.type not in ("cpu", "cuda"):
             raise TypeError(
                 f"array on device {str(x.device)!r}: possible are host arrays (torch, NumPy) and "
                 "CUDA arrays (torch, CuPy)"
             )
+        if x.layout is not sys.modules["torch"].strided:
+            raise TypeError(
+                f"tensor of layout {x.layout}: possible are dense ones, as to_dense() returns"
+            )
         return _name(x.dtype)
 
     def is_contiguous(self, x: Any) -> bool:
         """See :class:`ArrayKind`."""
-        return bool(x.is_contiguous())
+        return bool(x.is_contiguous() and not x.is_neg() and not x.is_conj())
 
     def contiguous(self, x: Any) -> Any:
         """See :class:`ArrayKind`."""
-        return x.detach().contiguous()
+        # A negated or conjugated view differs from its memory: torch keeps a bit that says so.
+        return x.detach().resolve_conj().resolve_neg().contiguous()
 
     def flat(self, x: Any) -> Any:
         """See :class:`ArrayKind`."""
@@ -157,7 +166,11 @@ class TorchKind:
 
     def cast(self, x: Any, dtype: str) -> Any:
         """See :class:`ArrayKind`."""
-        return x.detach().to(getattr(sys.modules["torch"], dtype))
+        torch = sys.modules["torch"]
+        if self.on_device(x):
+            return x.detach().to(getattr(torch, dtype))
+        # Not by torch, whose threads may flush subnormal numbers whatever this one does.
+        return torch.from_numpy(NumpyKind().cast(self.contiguous(x).numpy(), dtype))
 
     def fill(self, x: Any, value: int) -> None:
         """See :class:`ArrayKind`."""
@@ -165,6 +178,8 @@ class TorchKind:
 
     def assign(self, target: Any, source: Any) -> None:
         """See :class:`ArrayKind`."""
+        if self.dtype(target) == "float64" != self.dtype(source) and not self.on_device(source):
+            source = self.cast(source, "float64")
         target.detach().copy_(source)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zcomm.collectives.channel import in_words
-from zcomm.cuda import CudaDevice, cuda_device, load_cupy
+from zcomm.cuda import REMEDY, CudaDevice, cuda_device, load_cupy
 from zcomm.errors import ZcommError
 from zcomm.transports.base import Transport
 from zcomm.transports.nccl import NcclTransport, load_nccl
@@ -96,7 +96,7 @@ def _look(number: int) -> Own:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_available():
             logger.warning("torch finds a CUDA device, but sending its tensors needs CuPy")
-        return Own(None, "CuPy is not installed")
+        return Own(None, f"CuPy is not installed: {REMEDY}")
     try:
         count = load_cupy().cuda.runtime.getDeviceCount()
         return Own(cuda_device(number % count), "", load_nccl())

@@ -246,10 +246,11 @@ def parse_codecs(spec: CodecSpec, levels: int) -> tuple[Codec | None, ...]:
     A codec that changes nothing (``none``) is nothing.
 
     Raises:
+        TypeError: when an entry is neither a text nor a codec nor None.
         ValueError: when the number of entries is neither one nor ``levels``.
         CodecError: when a text is not a codec.
     """
-    if spec is None or isinstance(spec, str | Codec):
+    if isinstance(spec, str | bytes | bytearray) or not isinstance(spec, Sequence):
         spec = [spec] * levels
     if len(spec) != levels:
         raise ValueError(

@@ -7,7 +7,6 @@ itself, whose ranks sum in another order.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -93,8 +92,11 @@ def load(path: Path) -> Gradients:
             gradients = {name: _to_torch(arrays[name]) for name in arrays.files}
     except OSError as error:
         raise UsageError(f"--gradients {path}: {error.strerror}; give a file") from None
-    except (ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"--gradients {path}: no .npz file of gradients ({error})") from None
+    except Exception as error:  # what zip, zlib and NumPy say of any bytes is no fixed list
+        words = " ".join(str(error).split())
+        raise UsageError(f"--gradients {path}: no .npz file of gradients ({words})") from None
+    if not any(gradient.numel() for gradient in gradients.values()):
+        raise UsageError(f"--gradients {path}: there are no gradients in it")
     if len({gradient.dtype for gradient in gradients.values()}) != 1:
         raise UsageError(f"--gradients {path}: its arrays must be of one dtype")
     values = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ INSTRUCTION_SETS = ("avx512", "avx2", "baseline")
 NUMEL = {"cpu": 1 << 25, "cuda": 1 << 26, "quality": 1 << 20}
 REPEATS = 7
 TRAINING_STEPS = 20
+NBYTES_PER_ELEMENT = {"cpu": 32, "cuda": 8, "quality": 64}
+"""About what the host holds at once: messages and what they become, or errors in float64."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,16 @@ def parse(arguments: list[str]) -> Options:
     for flag in ("numel", "repeats"):
         if (value := getattr(given, flag)) is not None and value < 1:
             raise UsageError(f"--{flag} {value}: at least 1")
+    if given.numel:
+        _check_memory(given.numel, mode)
     picture = Path(given.quality) if given.quality else None
     for flag, path in (
         ("--quality", picture),
         ("--json", given.json),
         ("--save-gradients", given.save_gradients),
     ):
-        if path and not path.parent.is_dir():
-            raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
+        if path:
+            _check_output(flag, path)
     return Options(
         mode=mode,
         numel=given.numel or NUMEL[mode],
@@ -61,6 +66,27 @@ def parse(arguments: list[str]) -> Options:
         save_gradients=given.save_gradients,
         json=given.json,
     )
+
+
+def _check_memory(numel: int, mode: str) -> None:
+    """Refuse a size that this machine cannot hold."""
+    needed = numel * NBYTES_PER_ELEMENT[mode]
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > total:
+        raise UsageError(
+            f"--numel {numel}: needs about {needed / 2**30:.4g} GiB, and this machine has"
+            f" {total / 2**30:.4g}"
+        )
+
+
+def _check_output(flag: str, path: Path) -> None:
+    """Refuse a file that could not be written when all is done."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"{flag} {path}: is a folder; give a file to write")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{flag} {path}: may not be written")
 
 
 _ONLY_FOR = {

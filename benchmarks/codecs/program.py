@@ -27,8 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
         with _instruction_set(options.cpu):
             return _run(options)
     except (ValueError, ZcommError) as error:
-        print(f"benchmarks.codecs: {error}", file=sys.stderr, flush=True)
-        return 2
+        return _refuse(str(error))
+    except MemoryError as error:
+        return _refuse(f"--numel is too large: {' '.join(str(error).split())}")
+
+
+def _refuse(reason: str) -> int:
+    print(f"benchmarks.codecs: {reason}", file=sys.stderr, flush=True)
+    return 2
 
 
 def _run(options: Options) -> int:

@@ -76,10 +76,11 @@ class Quality:
 def run(options: Options) -> int:
     """Measure all codecs on all sources, print, draw; return 1 if a bound does not hold."""
     draw = None if options.picture is None else _drawing(options.picture)
+    given = gradients.load(options.gradients) if options.gradients else None
     print("# errors of codecs: everything is encoded and decoded once")
     print(HEADER)
     found, results = [], []
-    for source in _sources(options):
+    for source in _sources(options, given):
         found.append(source)
         for codec in CODECS:
             results.append(measure(source, Codec.parse(codec)))
@@ -133,15 +134,13 @@ def _largest_part(error: npt.NDArray[np.float64], bound: npt.NDArray[np.float64]
     return float(np.max(error[~exact] / bound[~exact], initial=0.0))
 
 
-def _sources(options: Options) -> Iterator[Source]:
+def _sources(options: Options, given: gradients.Gradients | None) -> Iterator[Source]:
     yield sources.normal(options.numel)
     yield sources.heavy_tailed(options.numel)
-    yield sources.gradients(_gradients(options))
+    yield sources.gradients(given or _trained(options))
 
 
-def _gradients(options: Options) -> gradients.Gradients:
-    if options.gradients:
-        return gradients.load(options.gradients)
+def _trained(options: Options) -> gradients.Gradients:
     steps = TRAINING_STEPS
     print(f"# gradients: training the demo's model {steps} steps, less than a minute", flush=True)
     start = time.perf_counter()

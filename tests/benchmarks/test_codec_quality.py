@@ -118,7 +118,8 @@ def test_a_file_of_gradients_gives_them_back(dtype, tmp_path):
 @pytest.mark.parametrize(
     ("kept", "part"),
     [
-        ({}, "one dtype"),
+        ({}, "there are no gradients in it"),
+        ({"a": torch.zeros(0, 3)}, "there are no gradients in it"),
         ({"a": torch.ones(2), "b": torch.ones(2).half()}, "one dtype"),
         ({"a": torch.tensor([1.0, float("nan")])}, "not finite"),
         ({"a": torch.zeros(3)}, "or 0"),
@@ -133,9 +134,26 @@ def test_a_file_that_is_of_no_use_is_refused(kept, part, tmp_path):
 
 def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "words").write_text("no archive")
-    for name in ("words", "missing"):
-        with pytest.raises(UsageError, match=name):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "cut").write_bytes(b"\x93NUMPY")
+    gradients.save(tmp_path / "damaged", {"a": torch.ones(100)})
+    damaged = bytearray((tmp_path / "damaged").read_bytes())
+    damaged[150:160] = bytes(10)
+    (tmp_path / "damaged").write_bytes(damaged)
+    for name in ("words", "empty", "cut", "damaged", "missing", "."):
+        with pytest.raises(UsageError, match=r"--gradients .*(no \.npz file|give a file)") as error:
             gradients.load(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_none_is_refused_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "empty").write_bytes(b"")
+    for name in ("empty", "missing"):
+        assert main(["--quality", "-n", "1000", "--gradients", str(tmp_path / name)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        assert line.startswith(f"benchmarks.codecs: --gradients {tmp_path / name}: ")
 
 
 @pytest.fixture

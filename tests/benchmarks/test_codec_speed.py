@@ -198,6 +198,11 @@ def test_the_instruction_set_is_that_asked_for(name, capsys, monkeypatch, few):
         (["--quality", "errors.doc"], "errors.doc: its suffix must be one of"),
         (["--quality", "/nonexistent/errors.png"], "no folder /nonexistent"),
         (["-J", "/nonexistent/lines"], "no folder /nonexistent"),
+        (["-J", "/"], "--json /: is a folder"),
+        (["--quality", "--save-gradients", "/"], "--save-gradients /: is a folder"),
+        (["--quality", "--gradients"], "--gradients: expected one argument"),
+        (["-n", "1000000000000000"], "--numel 1000000000000000: needs about"),
+        (["--quality", "-n", "9" * 40], "GiB, and this machine has"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(words, part, capsys):
@@ -207,6 +212,16 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(words, part, capsys):
     assert line.startswith("benchmarks.codecs: ")
     assert part in line
     assert rows_of(printed.out) == []
+
+
+def test_memory_that_runs_out_is_one_line(monkeypatch, capsys):
+    def exhausted(*arguments, **options):
+        raise MemoryError("Unable to allocate 3 GiB\nin all")
+
+    monkeypatch.setattr(speed, "bench", exhausted)
+    assert main(["-n", "1000"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "benchmarks.codecs: --numel is too large: Unable to allocate 3 GiB in all"
 
 
 def test_an_instruction_set_is_refused_where_there_is_no_choice(monkeypatch, capsys):

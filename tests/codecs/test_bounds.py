@@ -208,6 +208,35 @@ def decoded_of(codec, x):
     return coded(codec, x.view(np.uint8), "float32", "float32", 0)
 
 
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("as_array", [np.asarray, torch.from_numpy])
+def test_bound_of_float64_counts_what_float32_loses(text, as_array):
+    codec, rng = Codec.parse(text), np.random.default_rng(9)
+    x = rng.standard_normal(3000) * 2.0 ** rng.integers(-160, -40, 3000)
+    x[::256] *= 2.0**100
+    x[5], x[6] = 2.0**-1074, 1e-46
+    for dtype in ("float32", "float16"):
+        if text == "none" and dtype == "float16":
+            continue  # a wire of float32, which is no wire of float16
+        decoded = codec.decode(codec.encode(x, seed=3), x.size, dtype).astype(np.float64)
+        bound = codec.error_bound(as_array(x), dtype)
+        assert (np.abs(decoded - x) <= bound).all()
+        rounded = x.astype(np.float32)
+        lost = np.abs(x - rounded.astype(np.float64))
+        assert (bound == codec.error_bound(rounded, dtype) + lost).all()
+
+
+def test_bound_of_float64_beyond_float32():
+    x = np.array([1e300, -3.5e38, 1.1, np.nan, np.inf])
+    with np.errstate(invalid="ignore"):
+        for text in ("none", "bf16", "fp16"):
+            bound = Codec(text).error_bound(x)
+            assert np.isinf(bound[[0, 1, 4]]).all()
+            assert np.isnan(bound[3])
+            assert 0 < bound[2] < 0.01
+    assert np.isnan(Codec("int8").error_bound(x)).all()
+
+
 @pytest.mark.parametrize(
     ("text", "x", "bound"),
     [

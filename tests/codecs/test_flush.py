@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.codecs import oracle, single
 from tests.codecs.cases import Call, expected, outcomes, texts, texts_of_256_bytes
 from tests.codecs.inputs import DTYPES, drawn, memory, messages
-from zcomm import Codec
+from zcomm import Codec, arrays
 
 QUANTISED = [text for text in texts(64) if ":" in text]
 PLAIN = [text for text in QUANTISED if "hadamard" not in text]
@@ -159,6 +159,30 @@ def test_the_processors_flush_changes_no_value_of_special_scales(any_kernels, te
     assert_flushing_changes_nothing(
         lambda: [summed(any_kernels, codec, some, numel) for some in (wires[:1], wires)]
     )
+
+
+SMALL64 = np.array([1e-30, 2.0**-127, -(2.0**-149), 3e-39, 1e-45, 2.0**-1074, 0.0, -5.0])
+
+
+@pytest.mark.parametrize("text", ["none", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize("numel", [8, 1 << 20])
+def test_the_processors_flush_does_not_reach_what_becomes_float32(text, numel):
+    """Also in the threads that torch computes with, which have a mode of their own."""
+    codec, x = Codec.parse(text), np.resize(SMALL64, numel)
+    assert_flushing_changes_nothing(
+        lambda: [codec.encode(x), codec.encode(torch.from_numpy(x)), codec.error_bound(x)]
+    )
+    assert codec.encode(x).tobytes() == codec.encode(x.astype(np.float32)).tobytes()
+
+
+def test_the_processors_flush_does_not_reach_the_assignment_of_float32_to_float64():
+    narrow = SMALL64.astype(np.float32)
+    wanted = narrow.astype(np.float64)
+    for convert in (np.array, torch.tensor):
+        target = convert(np.zeros(8))
+        with flushing():
+            arrays.assign(target, convert(narrow))
+        assert np.asarray(target).tobytes() == wanted.tobytes()
 
 
 def summed(kernels, codec, wires, numel):

@@ -62,6 +62,7 @@ def test_encode_gives_what_wire_nbytes_says(codec, dtype):
     x = torch.linspace(-3, 5, 1003, dtype=torch.float64).to(dtype).view(17, 59)
     wire_dtype = torch.float32 if dtype == torch.float64 else dtype
     assert codec.encode(x).nbytes == codec.wire_nbytes(1003, dtype=wire_dtype)
+    assert codec.encode(x).nbytes == codec.wire_nbytes(1003, dtype=dtype)
     segments = [3, 0, 1000]
     wire = codec.encode(x, segments=segments)
     assert wire.nbytes == codec.wire_nbytes(1003, dtype=wire_dtype, segments=segments)
@@ -98,6 +99,42 @@ def test_segments_that_do_not_add_up(segments):
     ):
         with pytest.raises(ValueError, match="do not add up to 10 elements"):
             call()
+
+
+@pytest.mark.parametrize("segments", [[4.5, 5.5], [5.0, 5], ["5", 5]])
+def test_segments_that_are_no_whole_numbers(segments):
+    codec, x = Codec("int8"), np.zeros(10, np.float32)
+    for call in (
+        lambda: codec.encode(x, segments=segments),
+        lambda: codec.wire_nbytes(10, segments=segments),
+        lambda: codec.decode(np.zeros(32, np.uint8), 10, "float32", segments=segments),
+    ):
+        with pytest.raises(TypeError, match=r"segment 0: '?[45].*: an int is expected"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("numel", "error", "says"),
+    [
+        (1.5, TypeError, "numel 1.5: an int is expected"),
+        (16.0, TypeError, "numel 16.0: an int is expected"),
+        (-1, ValueError, "numel -1: at least 0"),
+    ],
+)
+def test_numbers_of_elements_that_are_none(numel, error, says):
+    with pytest.raises(error, match=says):
+        Codec("int8").wire_nbytes(numel)
+    with pytest.raises(error, match=says):
+        Codec("int8").decode(np.zeros(32, np.uint8), numel, "float32")
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@pytest.mark.parametrize("numel", [16, 2**40, 2**62, 2**70])
+def test_the_length_of_a_wire_is_looked_at_before_anything_is_allocated(codec, numel):
+    needed = codec.wire_nbytes(numel)
+    says = f"wire has 7 bytes, but {codec} needs {needed} for {numel} elements"
+    with pytest.raises(ValueError, match=says):
+        codec.decode(np.zeros(7, np.uint8), numel, "float32")
 
 
 @pytest.mark.parametrize(

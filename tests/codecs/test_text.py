@@ -54,6 +54,7 @@ def test_every_codec_is_tried():
     [
         ("int8:block=256", "int8"),
         ("int8:block=0064", "int8:block=64"),
+        ("int8:block=" + "0" * 5000 + "64", "int8:block=64"),
         ("fp8_e5m2:block=128,transform=none", "fp8_e5m2"),
         ("int4:rounding=nearest", "int4"),
         (
@@ -101,6 +102,7 @@ def test_default_blocks_and_bits():
         ("int8:block=48", "block '48'; possible are powers of two from 32 to 4096"),
         ("int8:block=16", "block '16'"),
         ("int8:block=0", "block '0'"),
+        ("int8:block=" + "9" * 5000, "possible are powers of two from 32 to 4096"),
         ("int8:block=8192", "block '8192'"),
         ("int8:block=-64", "block '-64'"),
         ("int8:block=64.0", "block '64.0'"),

@@ -92,7 +92,7 @@ def kernels() -> Kernels:
             this CPU lacks the instruction set that ``ZCOMM_CPU`` asks for.
         ValueError: one of the two variables has an unknown value.
     """
-    choice = environment.text("ZCOMM_CODEC_BACKEND")
+    choice, instructions = environment.text("ZCOMM_CODEC_BACKEND"), environment.text("ZCOMM_CPU")
     if choice == "numpy":
         return _load("reference")
     if choice == "cuda":
@@ -110,7 +110,7 @@ def kernels() -> Kernels:
             ) from None
         _warn_once(str(error))
         return _load("reference")
-    native.select(environment.text("ZCOMM_CPU"))  # type: ignore[attr-defined]
+    native.select(instructions)  # type: ignore[attr-defined]
     return native
 
 

@@ -13,9 +13,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from zcomm.subnormals import exact_subnormals
+
 from . import hadamard, reference
 from .codec import Codec
-from .floats import Floats, exact_subnormals, from_bfloat16, to_float32, typed
+from .floats import Floats, from_bfloat16, to_float32, typed
 from .quantise import Scales, decode_rows, encode_rows, has_signed_scale, largest_code
 from .wire import CAST_DTYPE, Bytes, layout
 
@@ -48,6 +50,17 @@ def error_bound(codec: Codec, x: Bytes, dtype: str, out_dtype: str) -> Bounds:
         if out_dtype not in ("float32", CAST_DTYPE.get(codec.format)):
             bound = bound + _output(codec, values, bound, out_dtype)
     return bound
+
+
+@exact_subnormals()
+def narrowing(x: Bounds, values: Bytes) -> Bounds:
+    """Return what the elements of ``x`` lost when they became the float32 in ``values``.
+
+    That is 0 where they became infinite or NaN: the bound of such a value holds for ``x``, too.
+    """
+    narrow = typed(values, "float32").astype(np.float64)
+    with np.errstate(all="ignore"):
+        return np.where(np.isfinite(narrow), np.abs(x - narrow), 0.0)
 
 
 def _quantised(codec: Codec, rows: Floats) -> Bounds:
@@ -118,10 +131,12 @@ def _round_trip(codec: Codec, values: Floats) -> Floats:
 
 
 def _rounding(dtype: str, exact: Bounds) -> Bounds:
-    """Return the bound of one rounding to ``dtype``; infinite where it overflows."""
+    """Return the bound of one rounding to ``dtype``; NaN stays, infinite where it overflows."""
     size = np.abs(exact)
     if dtype == "bfloat16":
-        return np.where(size < BFLOAT16_OVERFLOWS, 2.0**-8 * size + 2.0**-134, np.inf)
-    if dtype == "float16":
-        return np.where(size < FLOAT16_OVERFLOWS, 2.0**-11 * size + 2.0**-25, np.inf)
-    return np.where(np.isfinite(size), 0.0, np.nan)
+        bound = np.where(size < BFLOAT16_OVERFLOWS, 2.0**-8 * size + 2.0**-134, np.inf)
+    elif dtype == "float16":
+        bound = np.where(size < FLOAT16_OVERFLOWS, 2.0**-11 * size + 2.0**-25, np.inf)
+    else:
+        bound = np.where(np.isfinite(size), 0.0, np.inf)
+    return np.where(np.isnan(size), np.nan, bound)

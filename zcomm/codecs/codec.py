@@ -130,8 +130,13 @@ class Codec:
         """Return the bytes of a message of ``numel`` elements of ``dtype``.
 
         ``segments``: lengths in elements, which add up to ``numel``; by default one segment.
+        float64 has the bytes of float32, which it becomes.
+
+        Raises:
+            TypeError: lengths are not ints, or nothing of ``dtype`` can be encoded.
+            ValueError: ``segments`` do not add up to ``numel``.
         """
-        codec = self.on_wire(dtype)
+        codec = self.on_wire(memory.encoded_dtype(dtype))
         return message_nbytes(codec, _checked(numel, segments))
 
     def encode(self, x: Any, *, seed: int = 0, segments: Sequence[int] | None = None) -> Any:
@@ -143,15 +148,16 @@ class Codec:
         the same in every segment; the other codecs do not use it.
 
         Raises:
-            TypeError: ``x`` is of another kind or dtype, or ``seed`` is not an int.
+            TypeError: ``x`` is of another kind or dtype, or ``seed`` or a segment is not an int.
             ValueError: ``segments`` do not add up to its elements, or ``seed`` is not one of
                 0 to 2^64 - 1.
         """
         seed = check_seed(seed)
         values, dtype = memory.view(x)
-        lengths = _lengths(values.nbytes // ITEMSIZE[dtype], segments)
+        checked = _checked(values.nbytes // ITEMSIZE[dtype], segments)
+        lengths = np.array(checked, np.int64)
         codec = self.on_wire(dtype)
-        wire, out = memory.message(message_nbytes(codec, lengths.tolist()), x)
+        wire, out = memory.message(message_nbytes(codec, checked), x)
         with callers_stream(x, out):
             kernels_of(values).encode(codec, values, dtype, _starts(lengths), lengths, out, seed)
         return wire
@@ -161,18 +167,25 @@ class Codec:
     ) -> Any:
         """Return the ``numel`` values of a message as a new 1-D array of ``dtype``.
 
-        ``wire`` holds uint8. A torch dtype gives a torch tensor, any other a NumPy array; a message
-        on a device gives an array of its kind there. With format ``none`` the message must have
-        been encoded from ``dtype``.
+        ``wire`` is an array of uint8, or bytes. A torch dtype gives a torch tensor, any other a
+        NumPy array; a message on a device gives an array of its kind there. With format ``none``
+        the message must have been encoded from ``dtype``.
 
         Raises:
+            TypeError: ``wire`` is something else, or ``numel`` or a segment is not an int.
             ValueError: the message has another length than ``numel`` elements need.
             CodecError: its padding is not zero.
         """
-        lengths = _lengths(numel, segments)
+        checked = _checked(numel, segments)
         name = memory.dtype_name(dtype)
         received = memory.received(wire)
-        out, values = memory.empty(numel, dtype, wire)
+        needed = message_nbytes(self.on_wire(name), checked)
+        if received.nbytes != needed:
+            raise ValueError(
+                f"wire has {received.nbytes} bytes, but {self} needs {needed} for {numel} elements"
+            )
+        lengths = np.array(checked, np.int64)
+        out, values = memory.empty(sum(checked), dtype, wire)
         place = _starts(lengths), lengths, values, name
         with callers_stream(wire, values):
             kernels_of(values).decode(self.on_wire(name), received, *place)
@@ -182,15 +195,19 @@ class Codec:
         """Return how far each element, encoded and decoded to ``dtype``, may be from ``x``.
 
         The result has the shape of ``x``. It holds for every seed, is NaN where the decoded value
-        is NaN, and infinite where a cast, or the inverse of a transform, may overflow. ``x`` counts
-        as one segment.
+        is NaN, and infinite where a cast, or the inverse of a transform, may overflow, or has.
+        ``x`` counts as one segment; of float64, becoming float32 is a part of the error.
         """
-        from .bounds import error_bound
+        from .bounds import error_bound, narrowing
 
         values, name = memory.view(x)
+        wide = memory.float64(x)
         with callers_stream(x, values):
             host = on_host(values)
+            exact = None if wide is None else on_host(wide).view(np.float64)
         bound = error_bound(self.on_wire(name), host, name, memory.dtype_name(dtype))
+        if exact is not None:
+            bound = bound + narrowing(exact, host)
         return bound.reshape(tuple(x.shape))
 
 
@@ -229,24 +246,31 @@ def check_seed(seed: int) -> int:
         TypeError: it is not an integer.
         ValueError: it has more than 64 bits, or is negative.
     """
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        raise TypeError(f"seed {seed!r}: an int is expected") from None
+    number = _whole("seed", seed)
     if not 0 <= number < 1 << 64:
         raise ValueError(f"seed {number}: possible are 0 to 2^64 - 1")
     return number
 
 
-def _checked(numel: int, segments: Sequence[int] | None) -> Sequence[int]:
-    lengths = (numel,) if segments is None else segments
+def _checked(numel: int, segments: Sequence[int] | None) -> list[int]:
+    """Return the lengths of segments, one of ``numel`` elements where none are given."""
+    numel = _whole("numel", numel)
+    if numel < 0:
+        raise ValueError(f"numel {numel}: at least 0")
+    if segments is None:
+        lengths = [numel]
+    else:
+        lengths = [_whole(f"segment {i}:", length) for i, length in enumerate(segments)]
     if sum(lengths) != numel or min(lengths, default=0) < 0:
-        raise ValueError(f"segments {list(lengths)} do not add up to {numel} elements")
+        raise ValueError(f"segments {lengths} do not add up to {numel} elements")
     return lengths
 
 
-def _lengths(numel: int, segments: Sequence[int] | None) -> Lengths:
-    return np.array(_checked(numel, segments), np.int64)
+def _whole(name: str, number: object) -> int:
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} {number!r}: an int is expected") from None
 
 
 def _starts(lengths: Lengths) -> Lengths:
@@ -282,11 +306,17 @@ def _with_options(text: str, name: str, options: list[tuple[str, str]]) -> Codec
             raise CodecError(
                 f"codec {text!r}: {name} has no option {option!r}; {_has_options(name)}"
             )
-        digits = option == "block" and word.isascii() and word.isdigit()
-        given[option] = int(word) if digits else word
+        given[option] = _number(word) if option == "block" else word
         if not _is_possible(option, given[option]):
             raise CodecError(f"codec {text!r}: {_impossible(option, word)}")
     return Codec(name, **given)
+
+
+def _number(word: str) -> int | str:
+    """Return the number that a word is, or the word where that is none, or has too many digits."""
+    digits = word.lstrip("0")
+    short = len(digits) <= len(str(LARGEST_BLOCK))
+    return int(digits) if short and digits.isascii() and digits.isdigit() else word
 
 
 __all__ = ["BITS", "CAST_DTYPE", "DEFAULT_BLOCK", "FORMATS", "Codec", "check_seed"]

@@ -7,8 +7,6 @@ do that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ NAN_FLOAT32, NAN_BFLOAT16, NAN_FLOAT16 = 0x7FC00000, 0x7FC0, 0x7E00
 INFINITY_BITS = 0x7F800000
 SIGN_BIT = 0x80000000
 FLOAT16_MAX = np.float32(65504)
-_SMALLEST = np.array([1], np.uint32).view(np.float32)
 
 
 def typed(memory: Bytes, dtype: str) -> npt.NDArray[Any]:
@@ -68,18 +65,3 @@ def from_float32(values: Floats, dtype: str, *, saturate: bool) -> npt.NDArray[A
     with np.errstate(all="ignore"):
         half = values.astype(np.float16).view(np.uint16)
     return np.where(nan, np.uint16(NAN_FLOAT16), half).view(np.float16)
-
-
-@contextmanager
-def exact_subnormals() -> Iterator[None]:
-    """Have this thread compute with subnormal numbers, where it is set to flush them to zero."""
-    if (_SMALLEST * np.float32(1)).view(np.uint32)[0]:
-        yield
-        return
-    import torch  # NumPy cannot change the mode, which torch.set_flush_denormal usually has set
-
-    torch.set_flush_denormal(False)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from zcomm import arrays
 from zcomm.device import Memory
+from zcomm.kinds import kind_of
 
 from .wire import ITEMSIZE
 
@@ -22,14 +23,25 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         TypeError: it is none of float32, float16, bfloat16.
     """
-    name = dtype if isinstance(dtype, str) else str(getattr(dtype, "name", dtype))
-    if not isinstance(dtype, str) and name not in ITEMSIZE:
-        name = str(dtype).removeprefix("torch.")
-    if name not in ITEMSIZE and isinstance(dtype, type):
-        name = np.dtype(dtype).name
+    name = _name(dtype)
     if name not in ITEMSIZE:
         raise TypeError(f"dtype {name}: possible are {', '.join(ITEMSIZE)}")
     return name
+
+
+def encoded_dtype(dtype: Any) -> str:
+    """Return the name of the dtype that arrays of ``dtype`` are encoded from.
+
+    Raises:
+        TypeError: it is none of float64, which becomes float32, float32, float16, bfloat16.
+    """
+    return "float32" if _name(dtype) == "float64" else dtype_name(dtype)
+
+
+def _name(dtype: Any) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    return str(np.dtype(dtype) if isinstance(dtype, type) else dtype).removeprefix("torch.")
 
 
 def view(x: Any) -> tuple[Memory, str]:
@@ -39,9 +51,13 @@ def view(x: Any) -> tuple[Memory, str]:
         TypeError: it is none, or its dtype is none of float64, float32, float16, bfloat16.
     """
     if arrays.dtype_name(x) == "float64":
-        with np.errstate(over="ignore"):
-            x = arrays.cast(x, "float32")
+        x = arrays.cast(x, "float32")
     return arrays.view(arrays.contiguous(x)).memory, dtype_name(x.dtype)
+
+
+def float64(x: Any) -> Memory | None:
+    """Return the memory of an array of float64, None for any other."""
+    return arrays.view(arrays.contiguous(x)).memory if arrays.dtype_name(x) == "float64" else None
 
 
 def message(nbytes: int, x: Any) -> tuple[Any, Memory]:
@@ -54,9 +70,17 @@ def message(nbytes: int, x: Any) -> tuple[Any, Memory]:
 
 
 def received(wire: Any) -> Memory:
-    """Return the memory of a message."""
-    if not arrays.on_device(wire):
-        return np.asarray(wire, dtype=np.uint8).reshape(-1)
+    """Return the memory of a message: an array of uint8, or bytes.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(wire, bytes | bytearray | memoryview):
+        held = memoryview(wire)
+        return np.frombuffer(held if held.c_contiguous else held.tobytes(), np.uint8)
+    name = kind_of(wire).dtype(wire)
+    if name != "uint8":
+        raise TypeError(f"wire of {name}: expected uint8, as encode returns it")
     return arrays.view(arrays.contiguous(wire)).memory
 
 

@@ -13,8 +13,10 @@ from functools import partial
 
 import numpy as np
 
+from zcomm.subnormals import exact_subnormals
+
 from .codec import Codec
-from .floats import Floats, exact_subnormals, from_float32, to_float32, typed
+from .floats import Floats, from_float32, to_float32, typed
 from .quantise import Codes, decode_rows, encode_rows
 from .wire import (
     CAST_DTYPE,
