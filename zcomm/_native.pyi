@@ -1,6 +1,11 @@
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from zcomm.codecs.wire import Bytes, Lengths
+
+Counters = npt.NDArray[np.uint64]
 
 # Format, block, whether rounding is stochastic, whether values are transformed.
 Description = tuple[int, int, bool, bool]
@@ -37,6 +42,20 @@ def decode_reduce(
     dtype: int,
     divisor: int,
 ) -> int: ...
+
+class Reduction:
+    def __init__(
+        self,
+        codec: Description,
+        wires: Sequence[Bytes],
+        starts: Lengths,
+        lengths: Lengths,
+        out: Bytes,
+        dtype: int,
+        divisor: int,
+    ) -> None: ...
+    def __call__(self) -> int: ...
+
 def decode_reduce_encode(
     codec_in: Description,
     wires: Sequence[Bytes],
@@ -45,3 +64,8 @@ def decode_reduce_encode(
     out: Bytes,
     seed: int,
 ) -> int: ...
+
+# Counters that processes share: a load acquires, a store releases. IndexError: there is none.
+def load_counter(counters: Counters, index: int) -> int: ...
+def store_counter(counters: Counters, index: int, value: int) -> None: ...
+def equal_counters(counters: Counters, values: Counters) -> bool: ...

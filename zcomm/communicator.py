@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,18 +21,19 @@ from topology import Topology
 from zcomm import arguments
 from zcomm.arguments import Item
 from zcomm.arrays import view
-from zcomm.collectives import plain
+from zcomm.collectives import plain, small
 from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.all_reduce import all_reduce
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
-from zcomm.guard import Guard
+from zcomm.guard import PAYLOAD_NBYTES, Guard
 from zcomm.issue import Issuer
 from zcomm.layout import Layout
-from zcomm.plan import CodecSpec
+from zcomm.plan import CodecSpec, Plan
 from zcomm.planner import Planner
+from zcomm.ready import Shelf
 from zcomm.seeds import Draws, check_seed
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
@@ -68,7 +70,9 @@ class Communicator:
         self.min_numel = min_numel
         self._channel = channel
         self._stream = stream
-        self._guard = Guard(channel)
+        self._guard = Guard(channel, name)
+        self._table = small.Table(channel, self._guard)
+        self._shelf = Shelf(self._table)
         self._issuer = Issuer(stream, self._guard, channel.transport)
         self._planner = Planner(name, channel.rank, channel.topology)
         self._children: dict[tuple[str, int], Communicator] = {}
@@ -144,9 +148,16 @@ class Communicator:
             ValueError: shapes or codec that do not fit; the message holds both numbers.
             CollectiveMismatch: on all ranks, when they called different things.
         """
+        how = "all_gather", algorithm
+        ready = self._shelf.find(shard, how, out) if codec is None else None
+        if ready is not None:
+            return self._run_ready(ready, async_op, shard, out)
         items, result = arguments.gather_items(shard, out, self.size)
-        draws = self._draws()
-        return self._gather(items, result, codec, algorithm, self.min_numel, async_op, "", draws)
+        made, items = self._planned_gather(items, codec, algorithm, self.min_numel)
+        words = self._planner.describe(made)
+        if codec is None:
+            self._shelf.keep_all_gather(shard, how, out, words, made)
+        return self._gather(made, items, result, words, async_op, self._draws())
 
     def reduce_scatter(
         self,
@@ -194,6 +205,10 @@ class Communicator:
             ValueError: an op or a codec that the dtype does not allow.
             CollectiveMismatch: on all ranks, when they called different things.
         """
+        how = "all_reduce", op, algorithm, reduce_dtype
+        ready = self._shelf.find(x, how) if codec is None else None
+        if ready is not None:
+            return self._run_ready(ready, async_op, x)
         items = [arguments.in_place(one) for one in arguments.as_list(x)]
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel, op)
@@ -204,10 +219,15 @@ class Communicator:
         reduction = Reduction(op, self.size if op == "avg" else 1)
         draws = self._draws()
 
-        def execute() -> None:
-            all_reduce(self._channel, plans, [item.full for item in items], reduction, draws)
-
-        return self._issue(self._planner.describe(plans.scatter, op), execute, items, x, async_op)
+        words = self._planner.describe(plans.scatter, op)
+        tensors = [item.full for item in items]
+        inline = None
+        if small.reduces(plans):
+            inline = partial(small.all_reduce, self._table, words, plans, tensors, reduction)
+            if codec is None:
+                self._shelf.keep_all_reduce(x, how, words, plans, reduction)
+        execute = partial(all_reduce, self._channel, plans, tensors, reduction, draws)
+        return self._issue(words, execute, items, x, async_op, inline)
 
     def all_to_all(self, send: Any, out: Any = None, *, async_op: bool = False) -> Any:
         """Send the i-th of W equal parts of dimension 0 to rank i: (W·a, …) -> (W·a, …).
@@ -216,23 +236,28 @@ class Communicator:
             ValueError: when W does not divide dimension 0.
         """
         item, result = arguments.all_to_all_item(send, out, self.size)
-
-        def execute() -> None:
-            plain.all_to_all(self._channel, item.full, item.shard)
-
         words = f"all_to_all {item.full.dtype}[{item.full.numel}]"
-        return self._issue(words, execute, [item], result, async_op)
+        execute = partial(plain.all_to_all, self._channel, item.full, item.shard)
+        inline = None
+        if self.size > 1 and item.full.memory.size // self.size <= PAYLOAD_NBYTES:
+            inline = partial(small.all_to_all, self._table, words, item.full, item.shard)
+        return self._issue(words, execute, [item], result, async_op, inline)
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """Copy the root's ``x`` to all ranks, in place; return ``x``."""
+        how = "broadcast", root
+        ready = self._shelf.find(x, how)
+        if ready is not None:
+            return self._run_ready(ready, async_op, x)
         self._check_peer(root)
         item = arguments.in_place(x)
-
-        def execute() -> None:
-            plain.broadcast(self._channel, item.full, root)
-
         words = f"broadcast {item.full.dtype}[{item.full.numel}] root={root}"
-        return self._issue(words, execute, [item], x, async_op)
+        inline = None
+        if self._guard.enabled and item.full.memory.size <= PAYLOAD_NBYTES:
+            inline = partial(small.broadcast, self._table, words, item.full, root)
+            self._shelf.keep_broadcast(x, how, words, root)
+        execute = partial(plain.broadcast, self._channel, item.full, root)
+        return self._issue(words, execute, [item], x, async_op, inline)
 
     def send(self, x: Any, peer: int) -> None:
         """Send ``x`` to one rank, which calls :meth:`recv` with an array of the same size."""
@@ -251,12 +276,13 @@ class Communicator:
 
     def barrier(self) -> None:
         """Return when all ranks have called."""
+        self._check_open("barrier")
+        self._stream.call(self._barrier)
 
-        def execute() -> None:
-            if not self._guard.enabled:
-                plain.barrier(self._channel)
-
-        self._issue("barrier", execute, [], None, False)
+    def _barrier(self) -> None:
+        self._guard.check("barrier")
+        if not self._guard.enabled:
+            plain.barrier(self._channel)
 
     def all_gather_values(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the control values of all ranks: a NumPy array (n,) -> (W, n).
@@ -266,10 +292,16 @@ class Communicator:
         """
         rows: list[npt.NDArray[Any]] = []
 
+        words = f"values {values.dtype}{list(values.shape)}"
+
         def execute() -> None:
             rows.append(plain.gather_values(self._channel, values))
 
-        self._issue(f"values {values.dtype}{list(values.shape)}", execute, [], None, False)
+        def inline() -> None:
+            rows.append(small.gather_values(self._table, words, values))
+
+        fits = self.size > 1 and values.nbytes <= PAYLOAD_NBYTES
+        self._issue(words, execute, [], None, False, inline if fits else None)
         return rows[0]
 
     def gather_layout(
@@ -297,7 +329,9 @@ class Communicator:
         draws = self._draws() if seed is None else Draws(check_seed(seed), fixed=True)
         items = arguments.layout_items(shards, fulls, layouts, self.rank, self.size)
         limit = self.min_numel if min_numel is None else min_numel
-        return self._gather(items, fulls, codec, algorithm, limit, async_op, label, draws)
+        made, items = self._planned_gather(items, codec, algorithm, limit)
+        words = self._planner.describe(made, label=label)
+        return self._gather(made, items, fulls, words, async_op, draws)
 
     def reduce_layout(
         self,
@@ -356,17 +390,10 @@ class Communicator:
         if error is None:
             self.close()
 
-    def _gather(
-        self,
-        items: list[Item],
-        result: Any,
-        codec: CodecSpec,
-        algorithm: str,
-        min_numel: int,
-        async_op: bool,
-        label: str,
-        draws: Draws,
-    ) -> Any:
+    def _planned_gather(
+        self, items: list[Item], codec: CodecSpec, algorithm: str, min_numel: int
+    ) -> tuple[Plan, list[Item]]:
+        """Return the plan of an all_gather, and its items as they travel."""
         codecs = self._planner.codecs("all_gather", codec, items, min_numel)
         if any(codecs):
             items = [arguments.narrow_gather(item) for item in items]
@@ -374,13 +401,23 @@ class Communicator:
             "all_gather", [item.layout for item in items], codecs, algorithm, "sum", None
         )
         self._planner.announce(made)
+        return made, items
 
-        def execute() -> None:
-            shards, fulls = [item.shard for item in items], [item.full for item in items]
-            all_gather(self._channel, made, shards, fulls, draws)
-
-        words = self._planner.describe(made, label=label)
-        return self._issue(words, execute, items, result, async_op)
+    def _gather(
+        self,
+        made: Plan,
+        items: list[Item],
+        result: Any,
+        words: str,
+        async_op: bool,
+        draws: Draws,
+    ) -> Any:
+        shards, fulls = [item.shard for item in items], [item.full for item in items]
+        arrays = made, shards, fulls, draws
+        inline = partial(small.all_gather, self._table, words, *arrays)
+        execute = partial(all_gather, self._channel, *arrays)
+        chosen = inline if small.fits(made) else None
+        return self._issue(words, execute, items, result, async_op, chosen)
 
     def _reduce(
         self,
@@ -403,13 +440,13 @@ class Communicator:
         made = self._planner.plan("reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype)
         self._planner.announce(made)
         reduction = Reduction(op, self.size if op == "avg" else 1)
-
-        def execute() -> None:
-            fulls, shards = [item.full for item in items], [item.shard for item in items]
-            reduce_scatter(self._channel, made, fulls, shards, reduction, draws)
-
         words = self._planner.describe(made, op, label)
-        return self._issue(words, execute, items, result, async_op)
+        fulls, shards = [item.full for item in items], [item.shard for item in items]
+        arrays = made, fulls, shards, reduction, draws
+        inline = partial(small.reduce_scatter, self._table, words, *arrays)
+        execute = partial(reduce_scatter, self._channel, *arrays)
+        chosen = inline if small.fits(made) else None
+        return self._issue(words, execute, items, result, async_op, chosen)
 
     def _issue(
         self,
@@ -418,9 +455,18 @@ class Communicator:
         items: list[Item],
         result: Any,
         async_op: bool,
+        inline: Callable[[], None] | None = None,
     ) -> Any:
         self._check_open(words)
-        return self._issuer.issue(words, execute, items, result, async_op)
+        return self._issuer.issue(words, execute, items, result, async_op, inline)
+
+    def _run_ready(self, ready: Callable[..., Any], async_op: bool, *arrays: Any) -> Any:
+        """Run a small call, see :mod:`zcomm.ready`."""
+        if self.closed:
+            self._check_open("this call")
+        if async_op:
+            return self._stream.submit(partial(ready, *arrays))
+        return self._stream.call(ready, *arrays)
 
     def _draws(self) -> Draws:
         return self._channel.calls.draws()

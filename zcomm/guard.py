@@ -1,24 +1,38 @@
 """The handshake before an operation: all ranks do the same thing, or all say what differs.
 
-A header of 16 bytes (the number of the call, the length and a hash of its description) goes to
-every rank and comes from every rank. Where headers differ the descriptions themselves are
-exchanged, and every rank raises the same ``CollectiveMismatch``. ``ZCOMM_CHECK=0`` turns it off, on
-all ranks alike.
+A *header* of 16 bytes (the number of the call, the length and a hash of its description) goes to
+every rank and comes from every rank. It travels in a round (:mod:`zcomm.transports.rounds`):
+
+- with the data, where one message to everybody holds all of it (:meth:`Guard.trade`): the
+  *payload*, up to ``PAYLOAD_NBYTES``, follows the header;
+- alone otherwise (:meth:`Guard.open`): sent first, compared before the operation's first message
+  (:class:`zcomm.collectives.channel.Gate`), so that encoding lies between.
+
+Where headers differ the descriptions themselves are exchanged, and every rank raises the same
+``CollectiveMismatch``. ``ZCOMM_CHECK=0`` turns headers off, on all ranks alike.
 """
 
 from __future__ import annotations
 
 import struct
+import time
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 
 import numpy as np
+import numpy.typing as npt
 
 from zcomm import environment
-from zcomm.arrays import HostMemory
 from zcomm.collectives.channel import Channel, in_words
-from zcomm.errors import CollectiveMismatch
+from zcomm.errors import CollectiveMismatch, CollectiveTimeout
+from zcomm.traffic import Tally
+from zcomm.transports.rounds import Nbytes
 
-_HEADER = struct.Struct("<II8s")
+PAYLOAD_NBYTES = 4096
+"""The largest message that travels with its header."""
+
+_HEADER = struct.Struct("<I12s")
+_SAID = struct.Struct("<I8s")
 _DESCRIPTION_NBYTES = 512
 _SETTINGS_NBYTES = 4096
 
@@ -26,54 +40,192 @@ _SETTINGS_NBYTES = 4096
 class Guard:
     """Counts the operations of one communicator and compares each with those of the other ranks."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, name: str = "world") -> None:
         self._channel = channel
+        self._place = "" if name == "world" else f" in {name}"
         self._calls = 0
+        self._opened = ""
+        self._began = 0.0
         self.enabled = channel.size > 1 and environment.flag("ZCOMM_CHECK")
 
+    @property
+    def payloads(self) -> npt.NDArray[np.uint8]:
+        """The payloads of a round, one row of ``PAYLOAD_NBYTES`` bytes per rank, always the same.
+
+        Write the own one before :meth:`trade`; read the others after it.
+        """
+        return self._lines.payloads
+
+    @property
+    def outbox(self) -> npt.NDArray[np.uint8]:
+        """The payloads of a round in which every rank is sent one of its own, in the same form."""
+        return self._lines.outbox
+
     def check(self, description: str, *, patient: bool = False) -> None:
-        """Compare one call with those of all other ranks.
+        """Compare one call with those of all other ranks, and do nothing else.
 
         Raises:
             CollectiveMismatch: on all ranks, with the differing calls in words.
             CollectiveTimeout: when a rank has not arrived after ``ZCOMM_TIMEOUT`` seconds; a
                 ``patient`` call waits forever.
         """
-        self._calls += 1
+        self._channel.gate.settle()
         if not self.enabled:
+            self._calls += 1
             return
-        text = description.encode()
-        header = _HEADER.pack(self._calls, len(text), blake2b(text, digest_size=8).digest())
-        headers = self._exchange(np.frombuffer(header, np.uint8), description, patient)
-        if all(bytes(other) == header for other in headers):
-            return
-        texts = self._exchange(
-            np.frombuffer(text[:_DESCRIPTION_NBYTES].ljust(_DESCRIPTION_NBYTES), np.uint8),
-            description,
-            patient,
+        self.begin(description, self.said(description), 0)
+        self.end(description, patient)
+
+    def open(self, description: str) -> None:
+        """Begin to compare one call; it is done when the channel's gate is settled."""
+        self._channel.gate.settle()
+        if not self.enabled:
+            self._calls += 1
+        else:
+            self.begin(description, self.said(description), 0)
+            self._opened = description
+            self._channel.gate.waiting = self._settle
+
+    def settle(self) -> None:
+        """End what :meth:`open` began, unless a message of the operation has done so.
+
+        Raises:
+            CollectiveMismatch: see :meth:`check`.
+            CollectiveTimeout: see :meth:`check`.
+        """
+        self._channel.gate.settle()
+
+    def trade(self, description: str, nbytes: Nbytes) -> None:
+        """Compare one call, and with that exchange payloads, of which this rank's has ``nbytes``.
+
+        Several numbers are those of the payloads in the outbox, which are sent instead.
+
+        Raises:
+            CollectiveMismatch: see :meth:`check`; payloads are undefined then.
+            CollectiveTimeout: see :meth:`check`.
+        """
+        self.begin(description, self.said(description), nbytes)
+        self.end(description)
+
+    def said(self, description: str) -> bytes:
+        """Return what a header says of a call."""
+        return _said(description + self._place)
+
+    def begin(self, description: str, said: bytes, nbytes: Nbytes) -> None:
+        """Send what :meth:`trade` sends."""
+        gate = self._channel.gate
+        if gate.waiting is not None:
+            gate.settle()
+        self._calls += 1
+        late = self._lines.start(self._calls, said, nbytes)
+        if late:
+            self._calls -= 1
+            self._raise_late(description, late)
+        self._began = time.perf_counter()
+
+    def end(self, description: str, patient: bool = False) -> None:
+        """Wait for what :meth:`begin` began, and compare; raises what :meth:`check` does."""
+        self._finish(description, patient)
+        self._channel.clock.add("comm", time.perf_counter() - self._began)
+
+    @cached_property
+    def _lines(self) -> _Lines:
+        return _Lines(self._channel, headed=self.enabled)
+
+    def _settle(self) -> None:
+        start = time.perf_counter()
+        self._finish(self._opened, False)
+        self._channel.clock.add("comm", time.perf_counter() - start)
+
+    def _finish(self, description: str, patient: bool) -> None:
+        lines = self._lines
+        late = lines.rounds.finish(patient=patient)
+        if late:
+            self._raise_late(description, late)
+        for head in lines.others:
+            if head != lines.own:
+                self._raise_mismatch(description, patient)
+
+    def _raise_late(self, description: str, late: list[int]) -> None:
+        seconds = environment.seconds("ZCOMM_TIMEOUT")
+        raise CollectiveTimeout(
+            f"rank {self._channel.rank} waited {seconds:g} s in {self._call(description)} for "
+            f"{in_words(late)} (ZCOMM_TIMEOUT sets the limit)"
         )
-        raise CollectiveMismatch(self._in_words(headers, texts))
 
-    def _exchange(self, own: HostMemory, description: str, patient: bool) -> list[HostMemory]:
-        channel = self._channel
-        rows = [own if rank == channel.rank else np.empty_like(own) for rank in range(channel.size)]
-        recvs = {rank: row for rank, row in enumerate(rows) if rank != channel.rank}
-        sends, nothing = dict.fromkeys(recvs, own), dict.fromkeys(recvs, 0)
-        doing = f"{description} (call {self._calls})"
-        channel.exchange("guard", sends, recvs, nothing, doing=doing, patient=patient)
-        return rows
-
-    def _in_words(self, headers: list[HostMemory], texts: list[HostMemory]) -> str:
+    def _raise_mismatch(self, description: str, patient: bool) -> None:
+        numbers = [_HEADER.unpack(head)[0] for head in self._lines.heads]
+        text = (description + self._place).encode()[:_DESCRIPTION_NBYTES]
+        texts = _everybodys(
+            self._channel,
+            text.ljust(_DESCRIPTION_NBYTES),
+            doing=self._call(description),
+            patient=patient,
+        )
         calls: dict[tuple[str, int], list[int]] = {}
-        for rank, (header, text) in enumerate(zip(headers, texts, strict=True)):
-            number = _HEADER.unpack(bytes(header))[0]
-            calls.setdefault((bytes(text).decode(errors="replace").strip(), number), []).append(
-                rank
-            )
-        said = "; ".join(
-            f"{in_words(ranks)}: {text} (call {number})" for (text, number), ranks in calls.items()
-        )
-        return f"ranks called different things: {said}"
+        for rank, said in enumerate(zip(texts, numbers, strict=True)):
+            calls.setdefault(said, []).append(rank)
+        words = [
+            f"{in_words(ranks)}: {said} (call {number})" for (said, number), ranks in calls.items()
+        ]
+        raise CollectiveMismatch(f"ranks called different things: {'; '.join(words)}")
+
+    def _call(self, description: str) -> str:
+        return f"{description}{self._place} (call {self._calls})"
+
+
+class _Lines:
+    """What the rounds of one communicator need: made at the first, and the same for all."""
+
+    def __init__(self, channel: Channel, *, headed: bool) -> None:
+        size = _HEADER.size if headed else 0
+        table = np.zeros((channel.size, size + PAYLOAD_NBYTES), np.uint8)
+        self.payloads = table[:, size:]
+        self.heads = [memoryview(row.data)[:size] for row in table]
+        self.own = self.heads[channel.rank]
+        self.others = [self.heads[rank] for rank in channel.others] if headed else []
+        outbox = np.zeros_like(table)
+        self.outbox = outbox[:, size:]
+        self._out_heads = [memoryview(row.data)[:size] for row in outbox]
+        places = channel.rank, list(table), list(outbox)
+        self.rounds = channel.transport.rounds(channel.ranks, *places)
+        self._tally = _header_tally(channel) if headed else Tally({})
+        self._size = size
+
+    def start(self, number: int, said: bytes, nbytes: Nbytes) -> list[int]:
+        """Start a round with payloads of ``nbytes`` bytes; return who is late for the last."""
+        if self._size:
+            _HEADER.pack_into(self.own, 0, number, said)
+        if isinstance(nbytes, int):
+            late = self.rounds.start(self._size + nbytes)
+        else:
+            for head in self._out_heads:
+                head[:] = self.own
+            late = self.rounds.start(tuple(self._size + each for each in nbytes))
+        self._tally.calls += not late
+        return late
+
+
+def _header_tally(channel: Channel) -> Tally:
+    nbytes = dict.fromkeys(channel.others, _HEADER.size)
+    return channel.tally("guard", nbytes, dict.fromkeys(nbytes, 0))
+
+
+@lru_cache(maxsize=4096)
+def _said(description: str) -> bytes:
+    """Return the 12 bytes of a header that stand for a description."""
+    text = description.encode()
+    return _SAID.pack(len(text), blake2b(text, digest_size=8).digest())
+
+
+def _everybodys(channel: Channel, own: bytes, *, doing: str, patient: bool = False) -> list[str]:
+    """Return the texts of all ranks, of as many bytes on each."""
+    mine = np.frombuffer(own, np.uint8)
+    rows = [mine if rank == channel.rank else np.empty_like(mine) for rank in range(channel.size)]
+    recvs = {rank: rows[rank] for rank in channel.others}
+    sends, nothing = dict.fromkeys(recvs, mine), dict.fromkeys(recvs, 0)
+    channel.exchange("guard", sends, recvs, nothing, doing=doing, patient=patient)
+    return [bytes(row).decode(errors="replace").strip() for row in rows]
 
 
 def agree(channel: Channel, settings: dict[str, str]) -> None:
@@ -83,14 +235,10 @@ def agree(channel: Channel, settings: dict[str, str]) -> None:
         CollectiveMismatch: on all ranks, with the settings that differ and the values of each rank.
     """
     text = "\n".join(f"{name}={value}" for name, value in sorted(settings.items())).encode()
-    own = np.frombuffer(text[:_SETTINGS_NBYTES].ljust(_SETTINGS_NBYTES), np.uint8)
-    rows = [own if rank == channel.rank else np.empty_like(own) for rank in range(channel.size)]
-    recvs = {rank: row for rank, row in enumerate(rows) if rank != channel.rank}
-    sends, nothing = dict.fromkeys(recvs, own), dict.fromkeys(recvs, 0)
-    channel.exchange("guard", sends, recvs, nothing, doing="zcomm.init")
+    own = text[:_SETTINGS_NBYTES].ljust(_SETTINGS_NBYTES)
     ranks_of: dict[str, list[int]] = {}
-    for rank, row in enumerate(rows):
-        for line in bytes(row).decode(errors="replace").strip().splitlines():
+    for rank, said in enumerate(_everybodys(channel, own, doing="zcomm.init")):
+        for line in said.splitlines():
             ranks_of.setdefault(line, []).append(rank)
     differing = [
         f"{line} on {in_words(ranks)}"

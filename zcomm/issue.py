@@ -33,8 +33,12 @@ class Issuer:
         items: Sequence[Item],
         result: Any,
         async_op: bool,
+        inline: Callable[[], None] | None = None,
     ) -> Any:
         """Run one operation: handshake, execution, delivery.
+
+        ``inline``, where given, is handshake and execution in one, for host memory and for device
+        memory that goes through the host.
 
         Raises:
             TypeError: arrays of several places, or of a device that the transport does not serve.
@@ -45,11 +49,18 @@ class Issuer:
             operation = self._operation(memories, [x for item in items for x in item.arrays])
         if operation is not None and self._transport.device is not None:
             # Host and device arrays travel by different ways here: ranks must not mix them.
-            words = f"{words} over {self._transport.name}"
+            words, inline = f"{words} over {self._transport.name}", None
+        elif operation is not None and self._transport.windows is not None:
+            # Inside a node host arrays go through windows, device arrays do not.
+            words = f"{words} on a device"
 
         def run() -> Any:
-            self._guard.check(words)
-            execute()
+            if inline is not None:
+                inline()
+            else:
+                self._guard.open(words)
+                execute()
+                self._guard.settle()
             for item in items:
                 item.deliver()
             return result

@@ -11,7 +11,7 @@ those of the communicator. One-rank levels have no hop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -21,6 +21,7 @@ from topology import Topology, flat
 from zcomm.arrays import FLOATING, HALF, ITEMSIZE
 from zcomm.codecs import Codec
 from zcomm.layout import Layout
+from zcomm.pieces import Piece, cut, whole
 
 CodecSpec = str | Codec | Sequence[str | Codec | None] | None
 
@@ -58,6 +59,14 @@ class Hop:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One layout's part of a shard's wire chunk."""
+
+    wire: WireFormat
+    span: slice
+
+
+@dataclass(frozen=True)
 class Message:
     """What one rank sends to one peer in one hop; ``level`` is where the bytes travel."""
 
@@ -86,12 +95,27 @@ class Plan:
     nesting: Topology
     partials: tuple[WireFormat, ...]
     counted_as: str
-    _messages: dict[tuple[int, int], tuple[Message, ...]] = field(default_factory=dict, repr=False)
+    regions: dict[int, dict[tuple[int, int], slice]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """Where ranks of this node write their messages, see :mod:`zcomm.collectives.courier`."""
+    _messages: dict[tuple[int, int], dict[int, Message]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _parts: dict[tuple[int, int], tuple[Hop, tuple[Part, ...]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _memos: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def quantised(self) -> bool:
         """Tell whether any hop goes through a codec."""
         return any(wire.codec is not None for hop in self.hops for wire in hop.formats)
+
+    @cached_property
+    def plain_hop(self) -> Hop:
+        """A hop of no level, with the elements as they are."""
+        return Hop(None, self.plain_formats)
 
     @property
     def plain_formats(self) -> tuple[WireFormat, ...]:
@@ -110,8 +134,23 @@ class Plan:
     def peers(self, hop: Hop, rank: int) -> tuple[int, ...]:
         """Return the ranks of the exchange that ``rank`` is part of, itself included, ascending."""
         if hop.level is None:
-            return tuple(range(self.topology.size))
+            return self._everyone
         return self.topology.rail(hop.level, rank)
+
+    @cached_property
+    def _everyone(self) -> tuple[int, ...]:
+        return tuple(range(self.topology.size))
+
+    def outward(self, hop: Hop, rank: int) -> list[int]:
+        """Return the same ranks, the most distant first, itself last."""
+        far = self.topology.distance
+        return sorted(self.peers(hop, rank), key=lambda peer: (peer == rank, -far(rank, peer)))
+
+    def memo(self, name: str, rank: int, make: Callable[[Plan, int], Any]) -> Any:
+        """Return what ``make(plan, rank)`` returned when it was first asked for under a name."""
+        if (name, rank) not in self._memos:
+            self._memos[name, rank] = make(self, rank)
+        return self._memos[name, rank]
 
     def cargo(self, hop: Hop, rank: int, peer: int) -> tuple[int, ...]:
         """Return the shards inside the message from ``rank`` to ``peer``.
@@ -127,15 +166,47 @@ class Plan:
 
     def chunk_nbytes(self, hop: Hop, shard: int) -> int:
         """Return the bytes of one shard's wire chunk in a hop, all layouts together."""
-        pairs = zip(self.layouts, hop.formats, strict=True)
-        return sum(wire.wire_nbytes(layout.lengths(shard)) for layout, wire in pairs)
+        parts = self.parts(hop, shard)
+        return parts[-1].span.stop if parts else 0
+
+    def parts(self, hop: Hop, shard: int) -> tuple[Part, ...]:
+        """Return where in a shard's wire chunk each layout's part lies."""
+        key = (id(hop), shard)
+        if key not in self._parts:
+            parts, at = [], 0
+            for layout, wire in zip(self.layouts, hop.formats, strict=True):
+                end = at + wire.wire_nbytes(layout.lengths(shard))
+                parts.append(Part(wire, slice(at, end)))
+                at = end
+            self._parts[key] = hop, tuple(parts)
+        return self._parts[key][1]
+
+    def spans(self, hop: Hop, cargo: tuple[int, ...]) -> dict[int, slice]:
+        """Return where in a message with this cargo each shard's chunk lies."""
+        spans, at = {}, 0
+        for shard in cargo:
+            end = at + self.chunk_nbytes(hop, shard)
+            spans[shard] = slice(at, end)
+            at = end
+        return spans
+
+    def message_nbytes(self, hop: Hop, rank: int, peer: int) -> int:
+        """Return the bytes of the message from ``rank`` to ``peer`` (or itself) in a hop."""
+        return sum(self.chunk_nbytes(hop, shard) for shard in self.cargo(hop, rank, peer))
 
     def messages(self, index: int, rank: int) -> tuple[Message, ...]:
         """Return what ``rank`` sends in hop number ``index``, itself left out."""
+        return tuple(self._messages_of(index, rank).values())
+
+    def message(self, index: int, rank: int, peer: int) -> Message:
+        """Return what ``rank`` sends to one peer in hop number ``index``."""
+        return self._messages_of(index, rank)[peer]
+
+    def _messages_of(self, index: int, rank: int) -> dict[int, Message]:
         if (index, rank) not in self._messages:
             hop = self.hops[index]
             peers = self.peers(hop, rank)
-            found = tuple(self._message(hop, rank, peer) for peer in peers if peer != rank)
+            found = {peer: self._message(hop, rank, peer) for peer in peers if peer != rank}
             self._messages[index, rank] = found
         return self._messages[index, rank]
 
@@ -146,15 +217,26 @@ class Plan:
             for shard in cargo
             for layout in self.layouts
         )
-        wire = sum(self.chunk_nbytes(hop, shard) for shard in cargo)
-        return Message(peer, self.topology.distance(rank, peer), cargo, logical, wire)
+        nbytes = self.message_nbytes(hop, rank, peer)
+        return Message(peer, self.topology.distance(rank, peer), cargo, logical, nbytes)
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What the operation is executed as, one after the other, or several at a time."""
+        return cut(self)
+
+    @cached_property
+    def whole(self) -> tuple[Piece, ...]:
+        """The operation as one piece."""
+        return (whole(self),)
 
     def wire_nbytes(self, rank: int) -> dict[int, int]:
         """Return the bytes that ``rank`` sends, per level of the topology."""
         total: dict[int, int] = {}
-        for index in range(len(self.hops)):
-            for message in self.messages(index, rank):
-                total[message.level] = total.get(message.level, 0) + message.wire_nbytes
+        for piece in self.pieces:
+            for index in range(len(self.hops)):
+                for message in piece.plan.messages(index, rank):
+                    total[message.level] = total.get(message.level, 0) + message.wire_nbytes
         return total
 
 

@@ -71,6 +71,10 @@ class Calls:
         """Return the seeds of the next call."""
         return Draws(self._base, (self._rank, next(self._numbers)))
 
+    def skip(self) -> None:
+        """Count a call that draws nothing."""
+        next(self._numbers)
+
     def given(self, seed: int) -> Draws:
         """Return the seeds of a call of this rank where the caller gave a seed."""
         return Draws(seed, (self._rank,))

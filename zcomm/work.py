@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from zcomm.device import Device, Lane
@@ -19,6 +20,17 @@ from zcomm.errors import ZcommError
 
 T = TypeVar("T")
 logger = logging.getLogger("zcomm")
+
+
+_FORKS = [0]
+"""How many forks lie between the first process and this one: cheaper to ask for than its id."""
+
+
+def _forked() -> None:
+    _FORKS[0] += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Work(Generic[T]):
@@ -37,13 +49,16 @@ class Work(Generic[T]):
         self.awaited = False
 
     def run(self) -> None:
-        """Run the operation; the stream calls this once."""
+        """Run the operation; the stream calls this once, and then :meth:`finish`."""
         assert self._function is not None
         try:
             self._result = self._function()
         except BaseException as error:
             self.error = error
         self._function = None
+
+    def finish(self) -> None:
+        """Let those go on who wait for the operation."""
         self._finished.set()
 
     def done(self) -> bool:
@@ -68,13 +83,15 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._queue: deque[Work[object]] = deque()
         self._failed: list[Work[object]] = []
         self._running = False
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._forks = _FORKS[0]
         self._lanes: dict[int, Lane] = {}
 
     def lane(self, device: Device) -> Lane:
@@ -83,18 +100,23 @@ class Stream:
             self._lanes[id(device)] = Lane(device)
         return self._lanes[id(device)]
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
         """Run an operation in its turn and return its result."""
-        self._check_process()
-        with self._condition:
+        if self._forks != _FORKS[0]:
+            self._check_process()
+        with self._lock:
             inline = not self._queue and not self._running
-            self._running = self._running or inline
+            if inline:
+                self._running = True
         if not inline:
-            return self.submit(function).wait()
+            return self.submit(partial(function, *arguments)).wait()
         try:
-            return function()
+            return function(*arguments)
         finally:
-            self._release()
+            with self._lock:
+                self._running = False
+                if self._thread is not None:
+                    self._condition.notify_all()
 
     def submit(self, function: Callable[[], T], join: Callable[[], None] | None = None) -> Work[T]:
         """Queue an operation and return at once; ``join`` is called when it is awaited."""
@@ -141,13 +163,12 @@ class Stream:
             if work.error is not None:
                 logger.error("asynchronous operation failed: %r", work.error)
                 self._failed.append(work)
+            with self._lock:
+                # Together, so that who goes on now finds the stream idle, and hops to no thread.
+                self._running = False
+                work.finish()
+                self._condition.notify_all()
             del work  # its result may be large, and the next may be long in coming
-            self._release()
-
-    def _release(self) -> None:
-        with self._condition:
-            self._running = False
-            self._condition.notify_all()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

@@ -13,6 +13,7 @@ from zcomm import CollectiveMismatch, CollectiveTimeout
 from zcomm.layout import Layout
 
 X = np.zeros(8, np.float32)
+LARGE = np.zeros(70_001, np.float32)
 UNIT = Layout.even("float32", 32, 4)
 
 
@@ -76,6 +77,46 @@ DIFFERENT = {
         lambda c: c.gather_layout([X], [np.zeros(32, np.float32)], [UNIT], label="unit b"),
         ["unit a", "unit b"],
     ),
+    "small and large": (
+        ordinary,
+        lambda c: c.all_reduce(LARGE.copy()),
+        ["float32[8]", "float32[70001]"],
+    ),
+    "a small shard and a large one": (
+        lambda c: c.all_gather(X),
+        lambda c: c.all_gather(LARGE),
+        ["float32[32]", "float32[280004]"],
+    ),
+    "a small array of the root and a large one": (
+        lambda c: c.broadcast(X.copy()),
+        lambda c: c.broadcast(LARGE.copy()),
+        ["float32[8]", "float32[70001]"],
+    ),
+    "small, and large with a codec": (
+        ordinary,
+        lambda c: c.all_reduce(LARGE.copy(), codec="int8"),
+        ["codec=none", "codec=int8"],
+    ),
+    "large, with a codec and without": (
+        lambda c: c.all_gather(LARGE, codec="int8"),
+        lambda c: c.all_gather(LARGE),
+        ["codec=none", "codec=int8"],
+    ),
+    "large, codes of two sizes": (
+        lambda c: c.reduce_scatter(LARGE[:70000], codec="int8"),
+        lambda c: c.reduce_scatter(LARGE[:70000], codec="int4"),
+        ["codec=int8", "codec=int4"],
+    ),
+    "a small message and none": (
+        lambda c: c.all_gather_values(np.zeros(512)),
+        lambda c: c.barrier(),
+        ["values float64[512]", "barrier"],
+    ),
+    "order": (
+        lambda c: (ordinary(c), c.broadcast(X.copy())),
+        lambda c: (c.broadcast(X.copy()), ordinary(c)),
+        ["all_reduce", "broadcast"],
+    ),
     "all_to_all": (lambda c: c.all_to_all(X), lambda c: c.all_to_all(X[:4]), ["8", "4"]),
 }
 
@@ -96,6 +137,67 @@ def test_every_rank_learns_what_differs(case, odd):
             assert word in text, text
         assert str(odd) in text
     assert len(set(texts)) == 1, "ranks were told different things"
+
+
+@pytest.mark.parametrize("case", ["numel", "op", "small and large", "root", "order"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_calls_that_were_made_before_are_compared_too(case, size):
+    """And after the error, calls go on."""
+    usual, other, words = DIFFERENT[case]
+
+    def program(comm):
+        for _ in range(2):
+            usual(comm)
+            other(comm)
+            with pytest.raises(CollectiveMismatch) as caught:
+                (other if comm.rank == 1 else usual)(comm)
+            assert all(word in str(caught.value) for word in words)
+        x = np.full(8, comm.rank + 1, np.float32)
+        return comm.all_reduce(x).tolist()
+
+    assert zcomm.run_local(program, size, min_numel=0) == [[sum(range(size + 1))] * 8] * size
+
+
+def test_the_same_call_in_another_group_is_another_call():
+    texts = []
+
+    def program(comm):
+        group = comm if comm.rank == 1 else comm.level(1)
+        with pytest.raises(CollectiveMismatch) as caught:
+            ordinary(group)
+        texts.append(str(caught.value))
+
+    with pytest.raises(CollectiveMismatch, match="leaving"):  # groups count their calls apart
+        on("2x2", program)
+    assert len(texts) == 4
+    assert all("in world/level1.0 (call 1)" in text for text in texts)
+
+
+def test_the_difference_is_found_before_anything_is_written():
+    def program(comm):
+        small, large = np.ones(8, np.float32), np.ones(70_001, np.float32)
+        x = large if comm.rank else small
+        with pytest.raises(CollectiveMismatch):
+            comm.all_reduce(x)
+        assert (x == 1).all()
+
+    zcomm.run_local(program, 3)
+
+
+def test_an_encoder_that_fails_leaves_the_handshake_to_the_next_call(monkeypatch):
+    """Its header was sent, and is compared before that of the next call."""
+
+    def program(comm):
+        with pytest.raises(ArithmeticError):
+            comm.all_gather(LARGE, codec="int8")
+        return comm.all_reduce(np.ones(2)).tolist()
+
+    def fails(*_):
+        raise ArithmeticError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("zcomm.communicator.all_gather", fails)
+        assert zcomm.run_local(program, 2) == [[2, 2]] * 2
 
 
 def test_the_difference_is_said_for_async_operations_too():
@@ -158,6 +260,12 @@ def test_without_checks_everything_still_works(monkeypatch):
     monkeypatch.setenv("ZCOMM_CHECK", "0")
 
     def program(comm):
+        for turn in range(3):
+            x = np.full(4, comm.rank + turn, np.float32)
+            assert comm.all_gather(x)[::4].tolist() == [turn, turn + 1, turn + 2, turn + 3]
+            assert comm.all_reduce(x)[0] == 6 + 4 * turn
+            assert comm.broadcast(np.full(4, comm.rank), 3).tolist() == [3] * 4
+            assert comm.all_gather_values(np.array([comm.rank]))[:, 0].tolist() == [0, 1, 2, 3]
         checks.every_algorithm(comm, checks.all_gather, "torch", "bfloat16", (37,))
         checks.every_algorithm(comm, checks.all_reduce, "numpy", "float32", "avg", (37,))
         checks.all_to_all(comm, "numpy", "int32", (5,))

@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 import zcomm
@@ -10,6 +11,7 @@ from tests.collectives.dtypes import KINDS, as_array, drawn, stored_in
 from tests.collectives.worlds import wire
 from zcomm import CollectiveMismatch, plan
 from zcomm.layout import Layout, Segment
+from zcomm.transports.rounds import MOST_SIZES
 
 EVERY_KIND = pytest.mark.parametrize(("kind", "dtype"), KINDS)
 SOME_KINDS = pytest.mark.parametrize(
@@ -78,8 +80,6 @@ def test_send_and_recv(comm, kind, dtype):
 
 @pytest.mark.mpi
 def test_barrier_and_control_values(comm):
-    import numpy as np
-
     for turn in range(10):
         comm.barrier()
         rows = comm.all_gather_values(np.array([turn, comm.rank]))
@@ -129,8 +129,6 @@ def test_quantised(comm, dtype, codec):
 
 @pytest.mark.mpi
 def test_bytes_are_those_of_the_plan(comm):
-    import numpy as np
-
     for codec in (None, "int8", "int4"):
         for algorithm in ("flat", "hierarchical"):
             comm.traffic.reset()
@@ -145,11 +143,70 @@ def test_bytes_are_those_of_the_plan(comm):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_difference_is_said_on_all_ranks_and_the_job_goes_on(comm):
-    import numpy as np
-
     with pytest.raises(CollectiveMismatch, match="all_gather"):
         comm.all_gather(np.zeros(8 + (comm.rank == 0)))
     checks.all_gather(comm, "numpy", "float32", (3,))
+
+
+def small(comm):
+    comm.all_reduce(np.zeros(8, np.float32))
+
+
+def large(comm):
+    comm.all_reduce(np.zeros(70_001, np.float32))
+
+
+def encoded(comm):
+    comm.all_gather(np.zeros(70_001, np.float32), codec="int8")
+
+
+CALLS = {
+    "small and large": (small, large, "float32.8..*float32.70001.|float32.70001..*float32.8."),
+    "large and small": (large, small, "float32.8..*float32.70001.|float32.70001..*float32.8."),
+    "op": (small, lambda c: c.all_reduce(np.zeros(8, np.float32), op="max"), "sum.*max|max.*sum"),
+    "dtype": (small, lambda c: c.all_reduce(np.zeros(8)), "float64"),
+    "codec": (encoded, lambda c: c.all_gather(np.zeros(70_001, np.float32)), "int8"),
+    "encoded and none": (encoded, lambda c: c.barrier(), "barrier"),
+    "order": (
+        lambda c: (small(c), c.broadcast(np.zeros(8))),
+        lambda c: (c.broadcast(np.zeros(8)), small(c)),
+        "broadcast",
+    ),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("case", CALLS)
+def test_messages_of_other_sizes_are_found_out(comm, case):
+    usual, other, words = CALLS[case]
+    for odd in range(comm.size):
+        usual(comm)
+        other(comm)
+        with pytest.raises(CollectiveMismatch, match=words):
+            (other if comm.rank == odd else usual)(comm)
+    checks.all_gather(comm, "numpy", "float32", (3,))
+
+
+def gather_and_broadcast(comm, kind, dtype, numel, turn):
+    shards = [drawn((numel,), dtype, turn, rank) for rank in range(comm.size)]
+    x = as_array(shards[comm.rank], dtype, kind)
+    expected = b"".join(shard.tobytes() for shard in shards)
+    assert stored_in(comm.all_gather(x))[0].tobytes() == expected
+    comm.broadcast(x, turn % comm.size)
+    assert stored_in(x)[0].tobytes() == shards[turn % comm.size].tobytes()
+
+
+@pytest.mark.mpi
+@EVERY_KIND
+def test_calls_that_are_alike(comm, kind, dtype):
+    for turn in range(3):
+        gather_and_broadcast(comm, kind, dtype, 64, turn)
+
+
+@pytest.mark.mpi
+def test_calls_of_more_sizes_than_requests_are_kept_for(comm):
+    for numel in range(1, MOST_SIZES + 10):
+        gather_and_broadcast(comm, "numpy", "float32", numel, 0)
 
 
 @pytest.mark.mpi

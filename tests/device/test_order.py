@@ -14,6 +14,7 @@ from zcomm.transports import staged
 
 RECORDS = pytest.mark.parametrize("records", [True, False], ids=["as torch", "as CuPy"])
 NUMEL = 300
+LARGE = 1025  # elements of float32: too many to travel with a header
 
 
 def gathered(comm):
@@ -114,16 +115,16 @@ def test_what_cannot_be_recorded_is_let_go_once_the_lane_is_done():
 
 def receive_twice(comm):
     """Receive two messages before the first has been copied to the device."""
-    places = [as_array(np.zeros(NUMEL, np.float32), "float32", "fake") for _ in range(2)]
+    places = [as_array(np.zeros(LARGE, np.float32), "float32", "fake") for _ in range(2)]
     if comm.rank == 0:
-        places = [as_array(np.full(NUMEL, i, np.float32), "float32", "fake") for i in (1, 2)]
+        places = [as_array(np.full(LARGE, i, np.float32), "float32", "fake") for i in (1, 2)]
     for place in places:
         comm.broadcast(place)
     return [place.numpy().tolist() for place in places]
 
 
 def test_pinned_buffers_wait_for_the_copies_out_of_them(monkeypatch):
-    right = [[1.0] * NUMEL, [2.0] * NUMEL]
+    right = [[1.0] * LARGE, [2.0] * LARGE]
     assert on("2", receive_twice) == [right, right]
     give = staged._Buffers.give
     monkeypatch.setattr(staged._Buffers, "give", lambda self, all_, after: give(self, all_, None))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "one_rank_fails.py"
+LATE = PROGRAM.with_name("late.py")
 INIT = "import zcomm; print('size', zcomm.init().size)"
 
 
@@ -116,3 +117,25 @@ def test_one_rank_that_no_launcher_started_is_a_world_of_one(launch, variables):
     """An allocation of Slurm, without a task of it, starts no ranks."""
     run = launch("-c", INIT, env=variables, timeout=60)
     assert (run.returncode, run.stdout.strip()) == (0, "size 1")
+
+
+@pytest.mark.parametrize(("how", "words"), [("small", "all_reduce float64[2]"), ("barrier", "bar")])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_late_rank_is_named_and_small_calls_go_on(launch, how, words, num_ranks):
+    env = {"ZCOMM_TIMEOUT": "1"}
+    run = launch(LATE, how, num_ranks=num_ranks, env=env, timeout=60)
+    assert run.returncode == 0, run.stderr
+    said = [line for line in run.stdout.splitlines() if "waited" in line]
+    assert len(said) == num_ranks - 1
+    for line in said:
+        assert f"waited 1 s in {words}" in line
+        assert "for rank 1 (ZCOMM_TIMEOUT" in line
+    assert run.stdout.count(f"sum {num_ranks}.0") == num_ranks
+
+
+def test_a_rank_that_is_late_for_a_large_call_ends_the_job(launch):
+    run = launch(LATE, "large", num_ranks=3, env={"ZCOMM_TIMEOUT": "1"}, timeout=60)
+    assert run.returncode != 0
+    assert "CollectiveTimeout" in run.stderr
+    assert "waited 1 s in all_gather float32[210000]" in run.stderr
+    assert "sum" not in run.stdout

@@ -12,6 +12,7 @@ GIL.
 import functools
 import importlib
 import logging
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from zcomm import environment
@@ -52,6 +53,22 @@ class Kernels(Protocol):
         divisor: int,
     ) -> None:
         """Write the sum of several messages, divided by ``divisor``, to the segments of ``out``."""
+
+    def prepare_reduce(
+        self,
+        codec: Codec,
+        wires: list[Bytes],
+        starts: Lengths,
+        lengths: Lengths,
+        out: Bytes,
+        dtype: str,
+        divisor: int,
+    ) -> Callable[[], object]:
+        """Return what does ``decode_reduce`` with these arguments when it is called.
+
+        For small messages without padding (the cast formats and ``none``) that meet in the same
+        memory again and again.
+        """
 
     def decode_reduce_encode(
         self,

@@ -7,6 +7,8 @@ floating point settings of the calling thread matter: they are set aside for the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zcomm import _native
 from zcomm.errors import CodecError
 
@@ -87,6 +89,21 @@ def decode_reduce(
     if status != _DONE:
         check_decode(codec, wires, starts, lengths, out, dtype, divisor)
         raise AssertionError(f"native decode_reduce refused valid memory: status {status}")
+
+
+def prepare_reduce(
+    codec: Codec,
+    wires: list[Bytes],
+    starts: Lengths,
+    lengths: Lengths,
+    out: Bytes,
+    dtype: str,
+    divisor: int,
+) -> Callable[[], object]:
+    """Return what does :func:`decode_reduce` with these arguments, whatever memory holds then."""
+    decode_reduce(codec, wires, starts, lengths, out, dtype, divisor)  # says what is wrong
+    place = starts, lengths, out, _DTYPES[dtype], divisor
+    return _native.Reduction(_described(codec), wires, *place)
 
 
 def decode_reduce_encode(

@@ -8,7 +8,8 @@ numbers matters: it is set aside for the time of a call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -103,6 +104,22 @@ def decode_reduce(
             with np.errstate(all="ignore"):
                 total = total / np.float32(divisor)
         memory[start : start + length] = from_float32(total, dtype, saturate=False)
+
+
+def prepare_reduce(
+    codec: Codec,
+    wires: list[Bytes],
+    starts: Lengths,
+    lengths: Lengths,
+    out: Bytes,
+    dtype: str,
+    divisor: int,
+) -> Callable[[], object]:
+    """Return what does :func:`decode_reduce` with these arguments, whatever memory holds then.
+
+    For codecs whose messages have no padding: nothing else can be wrong later.
+    """
+    return partial(decode_reduce, codec, wires, starts, lengths, out, dtype, divisor)
 
 
 @exact_subnormals()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from topology import Topology
 from zcomm import environment
@@ -11,8 +12,22 @@ from zcomm.arrays import BufferPool, Memory
 from zcomm.device import Device
 from zcomm.errors import CollectiveTimeout
 from zcomm.seeds import Calls
-from zcomm.traffic import Clock, Traffic
+from zcomm.traffic import Clock, Counter, Tally, Traffic
 from zcomm.transports.base import Transport
+
+
+class Gate:
+    """What an operation's first message waits for: the handshake that was begun before it."""
+
+    def __init__(self) -> None:
+        self.waiting: Callable[[], None] | None = None
+        """What returns when the handshake has ended."""
+
+    def settle(self) -> None:
+        """Wait, where there is something to wait for; raises what is wrong."""
+        if self.waiting is not None:
+            wait, self.waiting = self.waiting, None
+            wait()
 
 
 @dataclass(frozen=True)
@@ -32,11 +47,39 @@ class Channel:
     pool: BufferPool
     calls: Calls
     device: Device | None = None
+    gate: Gate = field(default_factory=Gate)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @cached_property
+    def distances(self) -> tuple[int, ...]:
+        """For every rank, the smallest level whose group holds it and this one."""
+        return tuple(self.topology.distance(self.rank, peer) for peer in range(self.size))
+
+    @cached_property
+    def near(self) -> frozenset[int]:
+        """The other ranks that share memory with this one."""
+        windows = self.transport.windows
+        shared = frozenset() if windows is None else windows.ranks
+        near = {rank for rank, number in enumerate(self.ranks) if number in shared}
+        return frozenset(near - {self.rank})
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [rank for rank in range(len(self.ranks)) if rank != self.rank]
+
+    def tally(self, operation: str, wire: Mapping[int, int], logical: Mapping[int, int]) -> Tally:
+        """Return the tally of calls that send bytes to peers, counted as ``exchange`` does."""
+        sums: dict[tuple[str, int], list[int]] = {}
+        for peer, nbytes in wire.items():
+            total = sums.setdefault((operation, self.topology.distance(self.rank, peer)), [0, 0])
+            total[0] += logical[peer]
+            total[1] += nbytes
+        return self.traffic.tally({key: Counter(1, *total) for key, total in sums.items()})
 
     def exchange(
         self,
@@ -47,16 +90,20 @@ class Channel:
         *,
         doing: str | None = None,
         patient: bool = False,
+        tag: int = 0,
+        first: bool = True,
     ) -> None:
         """Send and receive one message per peer, counted under ``operation``.
 
         ``logical`` says what each message holds in the caller's dtype (default: its wire bytes),
-        ``doing`` what is done, in words.
+        ``doing`` what is done, in words. ``tag`` tells the messages of several exchanges apart; an
+        exchange that is not the ``first`` of its call is not counted as a call.
 
         Raises:
             CollectiveTimeout: naming the peers whose message has not arrived after
                 ``ZCOMM_TIMEOUT`` seconds; a ``patient`` exchange waits forever.
         """
+        self.gate.settle()
         levels = set()
         for peer, memory in sends.items():
             level = self.topology.distance(self.rank, peer)
@@ -64,20 +111,26 @@ class Channel:
             nbytes = memory.size if logical is None else logical[peer]
             self.traffic.record(operation, level, logical=nbytes, wire=memory.size)
         for level in levels:
-            self.traffic.record(operation, level, calls=1)
+            self.traffic.record(operation, level, calls=int(first))
         with self.clock.measure("comm"):
             timeout = None if patient else environment.seconds("ZCOMM_TIMEOUT")
             late = self.transport.exchange(
                 {self.ranks[peer]: memory for peer, memory in sends.items()},
                 {self.ranks[peer]: memory for peer, memory in recvs.items()},
                 timeout=timeout,
+                tag=tag,
             )
         if late:
-            peers = in_words(sorted(self.ranks.index(peer) for peer in late))
-            raise CollectiveTimeout(
-                f"rank {self.rank} waited {timeout:g} s in {doing or operation} for {peers} "
-                "(ZCOMM_TIMEOUT sets the limit)"
-            )
+            assert timeout is not None
+            raise self.timed_out(doing or operation, timeout, late)
+
+    def timed_out(self, doing: str, timeout: float, late: Iterable[int]) -> CollectiveTimeout:
+        """Return the error that names the ranks (numbers of the transport) that have not come."""
+        peers = in_words(sorted(self.ranks.index(peer) for peer in set(late)))
+        return CollectiveTimeout(
+            f"rank {self.rank} waited {timeout:g} s in {doing} for {peers} "
+            "(ZCOMM_TIMEOUT sets the limit)"
+        )
 
 
 def in_words(ranks: Sequence[int]) -> str:

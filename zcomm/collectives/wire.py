@@ -8,16 +8,19 @@ elements of a dtype.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zcomm.arrays import HALF, ITEMSIZE, DeviceMemory, HostMemory, Memory, View
 from zcomm.codecs import Codec
-from zcomm.device import copy, from_host, kernels_of, on_host, scratch
+from zcomm.codecs.backend import Kernels, kernels
+from zcomm.device import copy, from_host, on_host, scratch
 from zcomm.layout import Indices
 from zcomm.plan import WireFormat
 
@@ -39,8 +42,7 @@ _UFUNC: dict[str, Callable[..., Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Segments of an array: where the elements of a chunk come from or go to."""
 
     view: View
@@ -62,6 +64,31 @@ class Reduction:
         return CARRIER.get(wire.dtype) if self.op in ("sum", "avg") else None
 
 
+class _Chosen(threading.local):
+    """The kernels for host memory of the operation that this thread runs."""
+
+    kernels: Kernels | None = None
+
+
+_chosen = _Chosen()
+
+
+@contextmanager
+def host_kernels() -> Iterator[None]:
+    """Choose the kernels for host memory once for everything inside, not at every call."""
+    _chosen.kernels = kernels()
+    try:
+        yield
+    finally:
+        _chosen.kernels = None
+
+
+def _kernels_of(memory: Memory) -> Any:
+    if isinstance(memory, DeviceMemory):
+        return memory.device.kernels()
+    return _chosen.kernels or kernels()
+
+
 def pack(wire: WireFormat, source: Place, out: Memory, seed: int) -> None:
     """Write the wire chunk of ``source``; ``seed`` is that of a codec that rounds at random."""
     view = source.view
@@ -73,11 +100,10 @@ def pack(wire: WireFormat, source: Place, out: Memory, seed: int) -> None:
             at += run.size
     else:
         place = view.memory, view.dtype, source.starts, source.lengths
-        kernels_of(view.memory).encode(codec, *place, out, seed)
+        _kernels_of(view.memory).encode(codec, *place, out, seed)
 
 
-@dataclass(frozen=True)
-class Packing:
+class Packing(NamedTuple):
     """A chunk yet to be written: what :func:`pack` is given."""
 
     wire: WireFormat
@@ -98,7 +124,7 @@ def pack_all(packings: Iterable[Packing]) -> None:
     for (codec, _), batch in batches.items():
         view = batch[0].source.view
         messages = [(one.source.starts, one.source.lengths, one.out, one.seed) for one in batch]
-        kernels_of(view.memory).encode_batch(codec, view.memory, view.dtype, messages)
+        _kernels_of(view.memory).encode_batch(codec, view.memory, view.dtype, messages)
 
 
 def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
@@ -112,11 +138,10 @@ def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
             at += run.size
     else:
         place = target.starts, target.lengths, view.memory, view.dtype
-        kernels_of(view.memory).decode(codec, chunk, *place)
+        _kernels_of(view.memory).decode(codec, chunk, *place)
 
 
-@dataclass(frozen=True)
-class Unpacking:
+class Unpacking(NamedTuple):
     """A chunk yet to be read: what :func:`unpack` is given."""
 
     wire: WireFormat
@@ -136,7 +161,7 @@ def unpack_all(unpackings: Iterable[Unpacking]) -> None:
     for (codec, _), batch in batches.items():
         view = batch[0].target.view
         messages = [(one.chunk, one.target.starts, one.target.lengths) for one in batch]
-        kernels_of(view.memory).decode_batch(codec, messages, view.memory, view.dtype)
+        _kernels_of(view.memory).decode_batch(codec, messages, view.memory, view.dtype)
 
 
 def reduce(wire: WireFormat, chunks: Sequence[Memory], target: Place, reduction: Reduction) -> None:
@@ -145,7 +170,7 @@ def reduce(wire: WireFormat, chunks: Sequence[Memory], target: Place, reduction:
     codec = reduction.carrier(wire)
     if codec is not None:
         place = target.starts, target.lengths, view.memory, view.dtype
-        kernels_of(view.memory).decode_reduce(codec, list(chunks), *place, divisor)
+        _kernels_of(view.memory).decode_reduce(codec, list(chunks), *place, divisor)
         return
     total = _combine(wire.dtype, chunks, reduction.op)
     if divisor != 1:
@@ -168,14 +193,13 @@ def reduce_pack(
     source = reduction.carrier(wire)
     if source is not None:
         target = into.codec or CARRIER[into.dtype]
-        kernels_of(out).decode_reduce_encode(source, list(chunks), target, lengths, out, seed)
+        _kernels_of(out).decode_reduce_encode(source, list(chunks), target, lengths, out, seed)
     else:
         assert into.codec is None
         _round(_combine(wire.dtype, chunks, reduction.op), into.dtype, out)
 
 
-@dataclass(frozen=True)
-class Recoding:
+class Recoding(NamedTuple):
     """Chunks yet to be reduced and packed: what :func:`reduce_pack` is given."""
 
     wire: WireFormat
@@ -199,7 +223,7 @@ def reduce_pack_all(recodings: Iterable[Recoding], reduction: Reduction) -> None
             batches.setdefault((source, target), []).append(one)
     for (source, target), batch in batches.items():
         parts = [(one.chunks, one.lengths, one.out, one.seed) for one in batch]
-        kernels_of(batch[0].out).decode_reduce_encode_batch(source, target, parts)
+        _kernels_of(batch[0].out).decode_reduce_encode_batch(source, target, parts)
 
 
 def _encoder(wire: WireFormat, view: View) -> Codec | None:
@@ -226,14 +250,14 @@ def _elements(chunk: Memory, dtype: str) -> npt.NDArray[Any]:
         return on_host(chunk).view(np.dtype(dtype))
     numel = chunk.size // 2
     wide = scratch(numel * ITEMSIZE["float32"], chunk)
-    kernels_of(chunk).decode(CARRIER[dtype], chunk, *_whole(numel), wide, "float32")
+    _kernels_of(chunk).decode(CARRIER[dtype], chunk, *_whole(numel), wide, "float32")
     return on_host(wide).view(np.float32)
 
 
 def _round(total: npt.NDArray[Any], dtype: str, out: Memory) -> None:
     if dtype in HALF:
         wide = _placed(total.view(np.uint8), out)
-        kernels_of(out).encode(CARRIER[dtype], wide, "float32", *_whole(total.size), out)
+        _kernels_of(out).encode(CARRIER[dtype], wide, "float32", *_whole(total.size), out)
     else:
         from_host(out, total.astype(np.dtype(dtype), copy=False).view(np.uint8))
 

@@ -1,4 +1,5 @@
-// The Python module zcomm._native: the four kernels on uint8 arrays, and the choice of loops.
+// The Python module zcomm._native: the four kernels on uint8 arrays, the choice of loops, and
+// counters in shared memory.
 //
 // Every kernel returns a Status as an int and runs without the GIL.
 #include <nanobind/nanobind.h>
@@ -13,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "counters.h"
 #include "message.h"
 
 namespace nb = nanobind;
@@ -38,6 +40,7 @@ using zcomm::Segments;
 
 using Readable = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Writable = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Counters = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 struct InstructionSet {
@@ -147,6 +150,32 @@ int decode_reduce(const Description& codec, const std::vector<Readable>& wires,
                                 Dtype(dtype), divisor);
 }
 
+// A decode_reduce of the same memory again and again: for sums that take less time than its
+// arguments do. It keeps the arrays, and the GIL.
+class Reduction {
+public:
+    Reduction(const Description& codec, const std::vector<Readable>& wires, const Numbers& starts,
+              const Numbers& lengths, const Writable& out, int dtype, i64 divisor)
+        : codec_(codec_of(codec)), wires_(wires), starts_(starts), lengths_(lengths), out_(out),
+          inputs_(inputs(wires)), dtype_(Dtype(dtype)), divisor_(divisor) {}
+
+    int operator()() const {
+        Segments segments;
+        if (!segments_of(starts_, lengths_, segments)) return zcomm::DOES_NOT_FIT;
+        return zcomm::decode_reduce(table(), codec_, inputs_, segments, output(out_), dtype_,
+                                    divisor_);
+    }
+
+private:
+    Codec codec_;
+    std::vector<Readable> wires_;
+    Numbers starts_, lengths_;
+    Writable out_;
+    std::vector<zcomm::Input> inputs_;
+    Dtype dtype_;
+    i64 divisor_;
+};
+
 int decode_reduce_encode(const Description& codec_in, const std::vector<Readable>& wires,
                          const Description& codec_out, const Numbers& lengths,
                          const Writable& out, uint64_t seed) {
@@ -154,6 +183,11 @@ int decode_reduce_encode(const Description& codec_in, const std::vector<Readable
     nb::gil_scoped_release release;
     return zcomm::decode_reduce_encode(table(), codec_of(codec_in), inputs(wires),
                                        codec_of(codec_out), segments, output(out), seed);
+}
+
+uint64_t* counter(const Counters& counters, size_t index) {
+    if (index >= counters.size()) throw nb::index_error("no such counter");
+    return counters.data() + index;
 }
 
 }  // namespace
@@ -171,7 +205,30 @@ NB_MODULE(_native, module) {
     module.def("decode_reduce", &decode_reduce, "codec"_a, "wires"_a.noconvert(),
                "starts"_a.noconvert(), "lengths"_a.noconvert(), "out"_a.noconvert(), "dtype"_a,
                "divisor"_a);
+    nb::class_<Reduction>(module, "Reduction")
+        .def(nb::init<const Description&, const std::vector<Readable>&, const Numbers&,
+                      const Numbers&, const Writable&, int, i64>(),
+             "codec"_a, "wires"_a.noconvert(), "starts"_a.noconvert(), "lengths"_a.noconvert(),
+             "out"_a.noconvert(), "dtype"_a, "divisor"_a)
+        .def("__call__", &Reduction::operator());
     module.def("decode_reduce_encode", &decode_reduce_encode, "codec_in"_a,
                "wires"_a.noconvert(), "codec_out"_a, "lengths"_a.noconvert(),
                "out"_a.noconvert(), "seed"_a);
+    module.def("load_counter",
+               [](const Counters& counters, size_t index) {
+                   return zcomm::load_counter(counter(counters, index));
+               },
+               "counters"_a.noconvert(), "index"_a);
+    module.def("store_counter",
+               [](const Counters& counters, size_t index, uint64_t value) {
+                   zcomm::store_counter(counter(counters, index), value);
+               },
+               "counters"_a.noconvert(), "index"_a, "value"_a);
+    module.def("equal_counters",
+               [](const Counters& counters, const Counters& values) {
+                   return counters.size() == values.size() &&
+                          zcomm::equal_counters(counters.data(), values.data(),
+                                                i64(values.size()));
+               },
+               "counters"_a.noconvert(), "values"_a.noconvert());
 }

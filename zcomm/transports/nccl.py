@@ -10,14 +10,16 @@ device shows at a later exchange.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zcomm.device import Device, DeviceStream, Memory, device_of
+from zcomm.device import Device, DeviceStream, HostMemory, Memory, device_of
 from zcomm.errors import PeerLost
-from zcomm.transports.base import Transport
+from zcomm.transports.base import Pending, Transport
+from zcomm.transports.rounds import Rounds
+from zcomm.transports.windows import Windows
 
 UNIQUE_ID_NBYTES = 128
 
@@ -70,6 +72,7 @@ class NcclTransport:
         recvs: Mapping[int, Memory],
         *,
         timeout: float | None = None,
+        tag: int = 0,
     ) -> frozenset[int]:
         """See :class:`zcomm.transports.base.Transport`.
 
@@ -79,7 +82,7 @@ class NcclTransport:
         memories = [*sends.values(), *recvs.values()]
         device = device_of(*memories) if memories else None
         if device is None:
-            return self._control.exchange(sends, recvs, timeout=timeout)
+            return self._control.exchange(sends, recvs, timeout=timeout, tag=tag)
         assert device is self.device
         try:
             self._enqueue(sends, recvs, device.here())
@@ -101,6 +104,37 @@ class NcclTransport:
                         call(address, memory.size, nccl.NCCL_UINT8, peer, stream.pointer)
         finally:
             nccl.groupEnd()
+
+    def send(self, sends: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.send(sends, tag)
+
+    def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.receive(recvs, tag)
+
+    def cancel(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._control.cancel()
+
+    def poll(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._control.poll()
+
+    @property
+    def windows(self) -> Windows | None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.windows
+
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._control.rounds(ranks, me, table, outbox)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""

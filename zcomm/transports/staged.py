@@ -8,7 +8,7 @@ it never waits for the second: a *buffer* is used again once the event after its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zcomm.device import (
@@ -20,7 +20,9 @@ from zcomm.device import (
     copy_to_host,
     device_of,
 )
-from zcomm.transports.base import HostTransport
+from zcomm.transports.base import HostTransport, Pending
+from zcomm.transports.rounds import Rounds
+from zcomm.transports.windows import Windows
 
 
 class StagedTransport:
@@ -41,13 +43,14 @@ class StagedTransport:
         recvs: Mapping[int, Memory],
         *,
         timeout: float | None = None,
+        tag: int = 0,
     ) -> frozenset[int]:
         """See :class:`zcomm.transports.base.Transport`."""
         memories = [*sends.values(), *recvs.values()]
         device = device_of(*memories) if memories else None
         if device is None:
-            return self._inner.exchange(_on_host(sends), _on_host(recvs), timeout=timeout)
-        return self._staged(device, sends, recvs, timeout)
+            return self._inner.exchange(_on_host(sends), _on_host(recvs), timeout=timeout, tag=tag)
+        return self._staged(device, sends, recvs, timeout, tag)
 
     def _staged(
         self,
@@ -55,6 +58,7 @@ class StagedTransport:
         sends: Mapping[int, Memory],
         recvs: Mapping[int, Memory],
         timeout: float | None,
+        tag: int,
     ) -> frozenset[int]:
         buffers = self._buffers
         outgoing: dict[
@@ -72,7 +76,7 @@ class StagedTransport:
         if sends:
             device.synchronize()
         places = {peer: buffer.memory for peer, buffer in incoming.items()}
-        late = self._inner.exchange(messages, places, timeout=timeout)
+        late = self._inner.exchange(messages, places, timeout=timeout, tag=tag)
         if late:
             self._lost += [*outgoing.values(), *incoming.values()]
             return late
@@ -82,6 +86,37 @@ class StagedTransport:
         buffers.give(outgoing.values(), None)
         buffers.give(incoming.values(), device.here().record())
         return late
+
+    def send(self, sends: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.send(sends, tag)
+
+    def receive(self, recvs: Mapping[int, HostMemory], tag: int) -> Pending:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.receive(recvs, tag)
+
+    def cancel(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._inner.cancel()
+
+    def poll(self) -> None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        self._inner.poll()
+
+    @property
+    def windows(self) -> Windows | None:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.windows
+
+    def rounds(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        table: Sequence[HostMemory],
+        outbox: Sequence[HostMemory],
+    ) -> Rounds:
+        """See :class:`zcomm.transports.base.Transport`."""
+        return self._inner.rounds(ranks, me, table, outbox)
 
     def abort(self, code: int) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
