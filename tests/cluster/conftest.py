@@ -47,6 +47,8 @@ def running(cluster):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Tests that a shell started in the background inherit that SIGINT is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             yield driver
