@@ -24,8 +24,11 @@ def test_rows(launch, arrays):
         raw, raw_tail, ours, tail, ratio, difference = map(float, row[2:])
         assert 0 < raw <= raw_tail
         assert 0 < ours <= tail
-        assert ratio == pytest.approx(ours / raw, rel=0.1)
-        assert difference == pytest.approx(ours - raw, abs=0.2)
+        # Times and differences are printed to 0.1, ratios to 0.01: each is half of that off.
+        half = 0.05 + 1e-9
+        assert (ours - half) / (raw + half) - 0.1 * half <= ratio
+        assert ratio <= (ours + half) / (raw - half) + 0.1 * half
+        assert abs(difference - (ours - raw)) <= 3 * half
 
 
 WRONG = """
