@@ -3,22 +3,34 @@
 ``zero.shard`` is the entry point; the loop around it stays ordinary torch.
 """
 
+from zero.checkpoint.export import export
+from zero.checkpoint.load import Loaded, load
+from zero.checkpoint.save import Saving, save
 from zero.config import Config
 from zero.contexts import clip_grad_norm_, full_grads, full_params, no_sync, num_skipped_steps
+from zero.exact import full_state_dict
 from zero.memory import ModelStates, expected_nbytes, model_state_nbytes
 from zero.parameters import ShardedParameterError
+from zero.pretrained import load_pretrained
 from zero.shard import shard
 
 __all__ = [
     "Config",
+    "Loaded",
     "ModelStates",
+    "Saving",
     "ShardedParameterError",
     "clip_grad_norm_",
     "expected_nbytes",
+    "export",
     "full_grads",
     "full_params",
+    "full_state_dict",
+    "load",
+    "load_pretrained",
     "model_state_nbytes",
     "no_sync",
     "num_skipped_steps",
+    "save",
     "shard",
 ]

@@ -84,3 +84,8 @@ class Gathering:
         for buffer in unit.buffers:
             buffer.hide()
         unit.state = State.SHARDED
+
+    def forget(self) -> None:
+        """Let go of copies of parameters: shards are about to change without a new version."""
+        if self.secondary is not None:
+            self.secondary.forget()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,18 @@ class Stepper:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
+    def save_state(self) -> Mapping[str, Any]:
+        """See :class:`~zero.engine.StateProvider`."""
+        return {"num_skipped": self.num_skipped, "consecutive": self._consecutive}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See :class:`~zero.engine.StateProvider`."""
+        self.num_skipped, self._consecutive = state["num_skipped"], state["consecutive"]
+
+    def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take the counts, which are the same on all ranks, whatever the plan."""
+        self.load_state(states[0])
+
     def own_gradients(self) -> list[Tensor]:
         """Return the rounded gradients that this rank owns, in the order of the model."""
         self._reducer.round()
@@ -82,7 +94,7 @@ class Stepper:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = _evaluate_closure(args, kwargs)
-        self._take_edits()
+        self.take_edits()
         self._skip = not math.isfinite(self.norm())
         if self._skip:
             self._count_skip()
@@ -100,7 +112,7 @@ class Stepper:
                     self._set_aside(master, grad.to(torch.float32))
         return args, kwargs
 
-    def _take_edits(self) -> None:
+    def take_edits(self) -> None:
         """Stages 0-2: carry what was done to parameters since the last step to their masters."""
         for unit in self._units:
             exact = self._publisher.is_exact(unit)

@@ -16,13 +16,15 @@ A reader must not assume that ``.grad`` of a master has the dtype of the master.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zcomm import Communicator
+from zcomm.errors import CheckpointError
 from zcomm.seeds import derive
 from zero.config import Config
 from zero.unit import Buffer, Master, Unit, split
@@ -145,6 +147,46 @@ class Reducer:
                 "gradient accumulation began: in this step the first backward was rounded to the"
                 " parameters' dtype, later steps keep float32"
             )
+
+    def save_state(self) -> Mapping[str, Any]:
+        """See :class:`~zero.engine.StateProvider`; local gradients are those of no_sync."""
+        local = {
+            f"local.{index}": buffer.local
+            for index, buffer in enumerate(self._buffers)
+            if buffer.local is not None
+        }
+        return {
+            "num_reductions": self.num_reductions,
+            "keep_float32": self._keep_float32,
+            "in_float32": self._in_float32,
+            "written": [buffer.written for buffer in self._buffers],
+            **local,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See :class:`~zero.engine.StateProvider`."""
+        self.drop()
+        self.num_reductions = state["num_reductions"]
+        self._keep_float32 = state["keep_float32"]
+        self._in_float32 = state["in_float32"]
+        for index, buffer in enumerate(self._buffers):
+            local = state.get(f"local.{index}")
+            if local is not None:
+                buffer.local = local.clone()
+                buffer.written = list(state["written"][index])
+
+    def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """See :class:`~zero.engine.StateProvider`.
+
+        Raises:
+            CheckpointError: gradients that the ranks had not reduced yet.
+        """
+        if any(any(written) for state in states for written in state["written"]):
+            raise CheckpointError(
+                "the checkpoint was saved under no_sync, with gradients that its ranks had not"
+                " reduced: load it with the same ranks, topology and configuration"
+            )
+        self.load_state({**states[0], "in_float32": False})
 
     def drop(self) -> None:
         """Forget the local gradients of a backward that did not finish."""
