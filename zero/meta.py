@@ -150,10 +150,9 @@ def _scratch(module: nn.Module, names: set[str]) -> Iterator[None]:
             if tensor is not None:
                 kept.append((entries, name, tensor))  # type: ignore[arg-type]
                 memory = torch.zeros(tensor.shape, dtype=tensor.dtype)
-                is_parameter = isinstance(tensor, nn.Parameter)
-                entries[name] = (
-                    nn.Parameter(memory, tensor.requires_grad) if is_parameter else memory
-                )
+                if isinstance(tensor, nn.Parameter):
+                    memory = nn.Parameter(memory, tensor.requires_grad)
+                entries[name] = memory
     try:
         yield
     finally:

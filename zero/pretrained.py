@@ -71,7 +71,7 @@ def _files(path: Path, reader: Reader) -> dict[str, Path]:
         try:
             index = json.loads((path / MANY).read_text(encoding="utf-8"))
             return {name: path / file for name, file in index["weight_map"].items()}
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path / MANY} cannot be read as an index: {error}") from error
     file = path / SINGLE if path.is_dir() else path
     if not file.is_file():
