@@ -53,6 +53,7 @@ class SavedWeights:
         self._whole = whole
         self._owners: dict[int, tuple[Unit, Buffer]] = {}
         self._pushed: list[PackHook | None] = []
+        self._hidden_unpack = torch.compiler.disable(self._unpack)
 
     def add(self, unit: Unit) -> None:
         """Know the memory of a unit that has become whole."""
@@ -72,8 +73,9 @@ class SavedWeights:
         if not torch.is_grad_enabled() or (below and below[0] in self._pushed):
             self._pushed.append(None)
             return
-        pack = self._pack_above(below)
-        torch._C._autograd._push_saved_tensors_default_hooks(pack, self._unpack)
+        # torch.compile would look into the hooks, and compile them for each kind of tensor.
+        pack = torch.compiler.disable(self._pack_above(below))
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, self._hidden_unpack)
         self._pushed.append(pack)
 
     def leave(self) -> None:
