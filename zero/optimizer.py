@@ -25,6 +25,7 @@ from zero.config import Config
 from zero.edits import absorb, was_edited
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
+from zero.tensor_parallel import TensorParallel
 from zero.unit import Buffer, Master, Unit, pack
 
 logger = logging.getLogger("zcomm")
@@ -36,6 +37,7 @@ class Stepper:
     """Owns what happens around ``optimizer.step()``.
 
     Attributes:
+        tensor_parallel: the other ranks that the model is split over, which count in the norm.
         num_skipped: steps that were skipped because a gradient was not finite.
     """
 
@@ -53,6 +55,7 @@ class Stepper:
         self._buffers = [buffer for unit in units for buffer in unit.trainable]
         self._reducer = reducer
         self._publisher = publisher
+        self.tensor_parallel: TensorParallel | None = None
         self._aside: list[tuple[Master, Tensor | None]] = []
         self._skip = False
         self._consecutive = 0
@@ -86,9 +89,24 @@ class Stepper:
 
         Squares are summed in float64 per run, then per rank, then over ranks, ascending.
         """
+        if self.tensor_parallel is not None:
+            return self._norm_over_mesh(self.tensor_parallel)
         squares = [squared_norm(grad) for grad in self.own_gradients()]
         rows = self._comm.all_gather_values(np.array([sum(squares)], np.float64))
         return math.sqrt(sum(float(row[0]) for row in rows))
+
+    def _norm_over_mesh(self, mesh: TensorParallel) -> float:
+        """Return the norm of a model that is split over a mesh: what is whole there counts once."""
+        self._reducer.round()
+        sums = np.zeros(2, np.float64)
+        for buffer in self._buffers:
+            for master in buffer.own_masters():
+                if master.tensor.grad is not None:
+                    whole = not mesh.is_split(buffer.parameters[master.run.slot])
+                    sums[int(whole)] += squared_norm(master.tensor.grad)
+        rows = self._comm.all_gather_values(sums)
+        of_split, of_whole = (sum(map(float, column)) for column in rows.T)
+        return math.sqrt(mesh.total(of_split, of_whole))
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zero.tensor_parallel import is_distributed, pack_distributed, unpack_distributed
 from zero.unit import Buffer, Unit
 
 PackHook = Callable[[Tensor], Any]
@@ -44,6 +45,14 @@ class SavedOther:
     value: Any
     version: int
     unpack: UnpackHook | None
+
+
+@dataclass(frozen=True, eq=False)
+class SavedDistributed:
+    """A DTensor: what was made of its local part, and its place in the mesh."""
+
+    local: Any
+    spec: Any
 
 
 class SavedWeights:
@@ -84,7 +93,9 @@ class SavedWeights:
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _pack_above(self, below: tuple[PackHook, UnpackHook] | None) -> PackHook:
-        def pack(tensor: Tensor) -> SavedWeight | SavedOther:
+        def pack(tensor: Tensor) -> SavedWeight | SavedOther | SavedDistributed:
+            if is_distributed(tensor):
+                return SavedDistributed(*pack_distributed(tensor, pack))
             found = self._owners.get(tensor.untyped_storage().data_ptr())
             if found is None:
                 if below is not None:
@@ -103,7 +114,9 @@ class SavedWeights:
 
         return pack
 
-    def _unpack(self, saved: SavedWeight | SavedOther) -> Tensor:
+    def _unpack(self, saved: SavedWeight | SavedOther | SavedDistributed) -> Tensor:
+        if isinstance(saved, SavedDistributed):
+            return unpack_distributed(self._unpack(saved.local), saved.spec)
         if isinstance(saved, SavedOther):
             if saved.unpack is not None:
                 return saved.unpack(saved.value)

@@ -27,6 +27,7 @@ from zero.saved import SavedWeights
 from zero.schedule import Schedule
 from zero.secondary import Secondary
 from zero.states import replace_parameters, trained_parameters
+from zero.tensor_parallel import use_local_parts
 from zero.unit import Buffer, Master, State, Unit, pack, split
 
 logger = logging.getLogger("zcomm")
@@ -74,6 +75,7 @@ def shard(
     if is_sharded(model) or is_sharded(optimizer):
         raise ValueError("this model or optimizer is already sharded")
     check_elementwise(optimizer)
+    tensor_parallel = use_local_parts(model, optimizer)
     trained = trained_parameters(optimizer, model)
     _say_untrained(model, trained)
     found = find_units(model, config.units)
@@ -94,6 +96,7 @@ def shard(
             note_versions(buffer)
         if config.stage == 3:
             engine.gathering.reshard(unit)
+    engine.stepper.tensor_parallel = tensor_parallel
     engine.stepper.attach(optimizer)
     _drop_with_zero_grad(model, optimizer, engine.reducer)
     optimizer.__dict__["add_param_group"] = _refuse_group

@@ -32,3 +32,9 @@ def test_two_groups(kind, config):
         expected = alone[0]
         assert outcome.losses in [found.losses for found in alone]
         assert_same_bits(outcome.parameters, expected.parameters)
+
+
+def test_tensor_parallelism_times_zero(launch, tmp_path):
+    run = launch("-m", "tests.zero.tensor_parallel_program", tmp_path / "init", num_ranks=4)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["same"]
