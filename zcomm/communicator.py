@@ -29,9 +29,10 @@ from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import PAYLOAD_NBYTES, Guard
+from zcomm.hops import CodecSpec
 from zcomm.issue import Issuer
 from zcomm.layout import Layout
-from zcomm.plan import CodecSpec, Plan
+from zcomm.plan import Plan
 from zcomm.planner import Planner
 from zcomm.ready import Shelf
 from zcomm.seeds import Draws, check_seed
