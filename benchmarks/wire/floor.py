@@ -20,7 +20,7 @@ from benchmarks.cluster.network import INTERFACE
 from benchmarks.cluster.start import LINK
 from topology import Topology
 
-_MEASURE_SECONDS = 0.5
+_MEASURE_SECONDS = 0.4
 _NAP_SECONDS = 0.01
 _NAME_NBYTES = 64
 
@@ -54,7 +54,7 @@ def measure(world: Any, topology: Topology) -> Link | None:
     Returns None where there is one node, or nodes that are only played on one host.
     """
     first = leaders(topology)
-    hosts = _hosts(world)
+    hosts = host_names(world)
     if len(first) < 2 or hosts[first[0]] == hosts[first[1]]:
         return None
     rate = np.zeros(1)
@@ -62,7 +62,8 @@ def measure(world: Any, topology: Topology) -> Link | None:
         side = "listen" if world.rank == first[1] else "connect"
         does = "receive" if side == "listen" else "send"
         address = socket.gethostbyname(hosts[first[1]])
-        rate[0] = sockets.run_end(side, address, does, _MEASURE_SECONDS)
+        # The better of two: what disturbs a measurement makes a link look slower than it is.
+        rate[0] = max(sockets.run_end(side, address, does, _MEASURE_SECONDS) for _ in range(2))
     waiting = world.Ibarrier()
     while not waiting.Test():
         time.sleep(_NAP_SECONDS)
@@ -95,7 +96,8 @@ def interface_nbytes() -> int | None:
         return int(file.read())
 
 
-def _hosts(world: Any) -> list[str]:
+def host_names(world: Any) -> list[str]:
+    """Return the host name of every rank. Collective."""
     own = np.zeros(_NAME_NBYTES, np.uint8)
     name = socket.gethostname().encode()[:_NAME_NBYTES]
     own[: len(name)] = np.frombuffer(name, np.uint8)

@@ -34,13 +34,13 @@ class Gloo:
             name = socket.gethostname().encode()[:_NAME_NBYTES]
             host[: len(name)] = np.frombuffer(name, np.uint8)
             text = name.decode()
-            store = dist.TCPStore(text, 0, world.size, is_master=True, wait_for_workers=False)
+            store = dist.TCPStore(text, 0, world.size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
             port[0] = store.port
         world.Bcast(host)
         world.Bcast(port)
         if store is None:
             text = bytes(host).rstrip(b"\0").decode()
-            store = dist.TCPStore(text, int(port[0]), world.size, is_master=False)
+            store = dist.TCPStore(text, int(port[0]), world.size, is_master=False)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
         self._size = world.size
 

@@ -23,7 +23,8 @@ from zcomm import Communicator, launcher
 from zcomm.plan import choose, parse_codecs
 
 MAX_ROUNDS = 200
-WARMUP = 2
+WARMUP, WARMUP_LARGE = 2, 1
+LARGE_NBYTES = 32 * 2**20
 Say = Callable[[str], None]
 
 
@@ -167,7 +168,7 @@ def _first_calls(
     """Warm up; return bytes by level of the busiest node, and wrong elements, by variant."""
     levels, wrong = [], []
     for variant in variants:
-        for _ in range(WARMUP):
+        for _ in range(WARMUP if variant.case.size < LARGE_NBYTES else WARMUP_LARGE):
             arrays.poison()
             bench.comm.traffic.reset()
             bench.pace.meet()
