@@ -20,6 +20,7 @@ from benchmarks.plots.lines import Item, Lines, rows
 
 _KEYS = ("operation", "nbytes", "name", "library", "median")
 _PEERS = {"gloo": "gloo", "mpi": "MPI"}
+_ALONG = "along"
 _LABEL_GAP = 0.045
 """The least distance between two names, in heights of the panel."""
 
@@ -44,13 +45,16 @@ def figure(files: Sequence[Lines], _: int | None = None) -> Figure:
     """
     found = rows(files, "rows of benchmarks.wire", *_KEYS)
     operations = list(dict.fromkeys(item["operation"] for item in found))
-    drawn, panels = look.panels(len(operations), 7.2, 5.6)
+    drawn, panels = look.panels(len(operations), 7.2, 6.0)
     for axes, operation in zip(panels, operations, strict=True):
         own = [item for item in found if item["operation"] == operation]
         _panel(axes, own, curves(own), floors(own))
-        axes.set_title(f"{look.words(operation)}", loc="left", fontsize=12, color=look.INK)
+        axes.set_title(look.words(operation), loc="left", fontsize=12, color=look.INK)
     panels[0].set_ylabel("time of a call, ms", color=look.INK)
     drawn.suptitle(_title(found), fontsize=11, color=look.INK)
+    drawn.draw_without_rendering()  # only now are the panels where they will be
+    for axes in panels:
+        _turn(axes)
     return drawn
 
 
@@ -124,33 +128,44 @@ def _panel(
     _sizes_axis(axes, sorted({item["nbytes"] for item in found}))
     every = [value for curve in drawn for value in (*curve.median.values(), *curve.least.values())]
     every += [value for own in wire.values() for value in own.values()]
-    axes.set_ylim(min(every) * 1e3 / 1.6, max(max(_milli(c.median)) for c in drawn) * 2)
-    labels = [
-        (max(curve.median), curve.median[max(curve.median)], curve.name, curve.color)
-        for curve in drawn
-    ]
-    labels += _floors(axes, wire)
-    _labels(axes, labels)
+    axes.set_ylim(min(every) * 1e3 / 1.6, max(max(_milli(c.median)) for c in drawn) * 3)
+    _floors(axes, wire)
+    _labels(axes, drawn)
     axes.yaxis.set_major_locator(LogLocator(10))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(axis="y", color="0.9", lw=0.8)
     axes.set_xlabel("bytes of the whole message", color=look.INK)
 
 
-def _floors(
-    axes: Axes, wire: Mapping[str | None, Mapping[int, float]]
-) -> list[tuple[int, float, str, str]]:
-    labels = []
+def _floors(axes: Axes, wire: Mapping[str | None, Mapping[int, float]]) -> None:
+    """Draw the floors, each with its name along it where the curves are far away: on the left."""
+    lowest = min(wire.values(), key=lambda own: list(own.values())[-1], default=None)
     for codec, own in wire.items():
         tint = look.color("zcomm", codec)
         x, y = list(own), _milli(own)
         axes.plot(x, y, ":", color=tint, lw=1.3)
-        labels.append((x[-1], own[x[-1]], f"floor, {codec or 'exact'}", tint))
-    if wire:
-        lowest = min(wire.values(), key=lambda own: list(own.values())[-1])
-        x, y = list(lowest), _milli(lowest)
-        axes.fill_between(x, y, axes.get_ylim()[0] / 100, color="0.94", lw=0, zorder=0)
-    return labels
+        axes.annotate(
+            f"wire floor, {codec or 'exact'}",
+            (x[0], y[0]),
+            (12, -10) if own is lowest else (2, 8),
+            textcoords="offset points",
+            rotation_mode="anchor",
+            fontsize=8.5,
+            color=tint,
+            gid=_ALONG,
+        )
+    if lowest is not None:
+        axes.fill_between(
+            list(lowest), _milli(lowest), axes.get_ylim()[0] / 100, color="0.94", lw=0, zorder=0
+        )
+
+
+def _turn(axes: Axes) -> None:
+    """Turn the names of floors as these run: time is proportional to bytes, so all alike."""
+    (x, y), (far_x, far_y) = axes.transData.transform([(1, 1), (10, 10)])
+    for text in axes.texts:
+        if text.get_gid() == _ALONG:
+            text.set_rotation(math.degrees(math.atan2(far_y - y, far_x - x)))
 
 
 def _milli(values: Mapping[int, float]) -> list[float]:
@@ -164,25 +179,33 @@ def _sizes_axis(axes: Axes, nbytes: Sequence[int]) -> None:
     axes.set_xticklabels([look.size(n) for n in nbytes], rotation=35, ha="right", fontsize=8.5)
 
 
-def _labels(axes: Axes, labels: Sequence[tuple[int, float, str, str]]) -> None:
+def _labels(axes: Axes, drawn: Sequence[Curve]) -> None:
     """Write names at the right ends, pushed apart where they would meet."""
     bottom, top = (math.log(value) for value in axes.get_ylim())
-    heights = [(math.log(seconds * 1e3) - bottom) / (top - bottom) for _, seconds, _, _ in labels]
-    for (x, seconds, name, tint), height in zip(labels, apart(heights, _LABEL_GAP), strict=True):
+    ends = [(max(curve.median), curve.median[max(curve.median)] * 1e3) for curve in drawn]
+    heights = [(math.log(y) - bottom) / (top - bottom) for _, y in ends]
+    for curve, end, height in zip(drawn, ends, apart(heights, _LABEL_GAP), strict=True):
         axes.annotate(
-            name,
-            xy=(x, seconds * 1e3),
-            xytext=(1.015, height),
+            curve.name,
+            xy=end,
+            xytext=(1.035, height),
             textcoords="axes fraction",
             va="center",
-            fontsize=9,
-            color=tint,
+            fontsize=9.5,
+            color=curve.color,
             annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": curve.color,
+                "lw": 0.7,
+                "shrinkA": 0,
+                "relpos": (0, 0.5),
+            },
         )
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Return heights moved as little as one pass allows so that none is nearer than ``gap``."""
+    """Return heights of at most 1, moved so that none is nearer to another than ``gap``."""
     order = np.argsort(heights, kind="stable")
     moved = np.array(heights, np.float64)
     groups: list[list[int]] = []
@@ -203,7 +226,7 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
 
 def _low(group: Sequence[int], heights: Sequence[float], gap: float) -> float:
     middle = sum(heights[which] for which in group) / len(group)
-    return middle - (len(group) - 1) * gap / 2
+    return min(middle - (len(group) - 1) * gap / 2, 1 - (len(group) - 1) * gap)
 
 
 def _high(group: Sequence[int], heights: Sequence[float], gap: float) -> float:

@@ -46,9 +46,9 @@ def _panel(axes: Axes, items: Sequence[Item]) -> None:
         start = 0.0
         for key, _, tint in _PARTS:
             axes.barh(place, item[key], 0.62, left=start, color=tint)
-            if item[key] > 0.07 * most:
-                middle = start + item[key] / 2
-                axes.text(middle, place, f"{item[key]:.2f}", ha="center", va="center", color="w")
+            if item[key] > 0.08 * most:
+                middle, ink = start + item[key] / 2, look.INK if tint == look.SKY else "w"
+                axes.text(middle, place, f"{item[key]:.2f}", ha="center", va="center", color=ink)
             start += item[key]
         axes.text(total + 0.012 * most, place, f"{total:.2f} s", va="center", color=look.INK)
     axes.set_yticks(range(len(items)), [item["name"] for item in items])
