@@ -20,8 +20,8 @@ from benchmarks.collectives.cases import Case, DataType
 from benchmarks.collectives.inputs import Array, normal
 from benchmarks.collectives.perform import to_tensor, to_values
 from topology import Topology
+from zcomm.hops import choose, parse_codecs
 from zcomm.layout import Layout
-from zcomm.plan import choose, parse_codecs
 
 PATTERN = 1_048_573
 WINDOW = 2**14

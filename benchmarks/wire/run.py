@@ -20,7 +20,7 @@ from benchmarks.wire.report import Quality, Row
 from benchmarks.wire.targets import Place, judge
 from benchmarks.wire.variants import Absent, Arrays, Variant, build
 from zcomm import Communicator, launcher
-from zcomm.plan import choose, parse_codecs
+from zcomm.hops import choose, parse_codecs
 
 MAX_ROUNDS = 200
 WARMUP, WARMUP_LARGE = 2, 1
