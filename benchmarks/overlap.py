@@ -45,6 +45,7 @@ TARGETS = {
     (2 * 10**8, "int8"): 1.2,
 }
 _CALIBRATION_ROUNDS = 3
+_FIRST_PRODUCTS = 64
 _PATIENCE_SECONDS = 60
 
 
@@ -331,16 +332,24 @@ def _call(variant: Variant, kind: str, products: _Products, count: int) -> Calla
 
 
 def _calibrate(pace: instant.Pace, variants: Sequence[Variant], products: _Products) -> list[int]:
-    """Return how many products take as long as each variant alone."""
-    many = 64
-    calls = [lambda: products(many)] + [_call(v, "communication", products, 0) for v in variants]
-    times = []
-    for call in calls:
-        call()
-        pairs = [pace.time(call) for _ in range(_CALIBRATION_ROUNDS)]
-        seconds = instant.durations(pace.world, *map(np.array, zip(*pairs, strict=True)))
-        times.append(float(np.median(seconds)))
-    return [max(1, round(seconds / (times[0] / many))) for seconds in times[1:]]
+    """Return how many products take as long as each variant alone.
+
+    A second look corrects the first: cores that have just begun to compute are not at their speed.
+    """
+    counts = [_FIRST_PRODUCTS] * len(variants)
+    for _ in range(2):
+        for place, variant in enumerate(variants):
+            alone = _median(pace, _call(variant, "communication", products, 0))
+            computing = _median(pace, _call(variant, "computing", products, counts[place]))
+            counts[place] = max(1, round(counts[place] * alone / computing))
+    return counts
+
+
+def _median(pace: instant.Pace, call: Callable[[], object]) -> float:
+    call()
+    pairs = [pace.time(call) for _ in range(_CALIBRATION_ROUNDS)]
+    seconds = instant.durations(pace.world, *map(np.array, zip(*pairs, strict=True)))
+    return float(np.median(seconds))
 
 
 def _line(result: Result, link: floor.Link | None) -> str:
