@@ -96,7 +96,7 @@ def test_a_rank_that_is_missing_in_the_sum(codec):
             out -= torch.from_numpy(data.values(1, 2000, 3000)).to(out.dtype)
 
     found = wrong_of(case, spoil=spoil)
-    assert found[2] > 300
+    assert found[2] > 100  # where the input that is missing is beyond the bound
     assert found[:2] + found[3:] == [0, 0, 0]
 
 
