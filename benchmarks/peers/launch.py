@@ -56,7 +56,16 @@ def command(peer: Peer, options: Options, folder: Path) -> list[str]:
     start = ("--torch",) if peer.torch else ()
     cluster = (*shape, "--rate", options.rate, *start)
     rank = ("benchmarks.peers.rank", peer.name, folder)
-    words = (sys.executable, "-m", "benchmarks.cluster", *cluster, "--", sys.executable, "-m", *rank)
+    words = (
+        sys.executable,
+        "-m",
+        "benchmarks.cluster",
+        *cluster,
+        "--",
+        sys.executable,
+        "-m",
+        *rank,
+    )
     return [str(word) for word in words]
 
 

@@ -24,9 +24,7 @@ class Times:
 
     def since(self, before: Times) -> Times:
         """Return what has passed after ``before``."""
-        return Times(
-            self.wall - before.wall, self.core - before.core, self.queue - before.queue
-        )
+        return Times(self.wall - before.wall, self.core - before.core, self.queue - before.queue)
 
 
 def times() -> Times:

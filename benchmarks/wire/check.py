@@ -59,19 +59,20 @@ def num_wrong(case: Case, topology: Topology, data: Data, rank: int, out: torch.
     """Return how many elements of a rank's result are wrong."""
     if case.codec is None:
         return sum(_wrong_exact(case, data, *part) for part in _parts(case, rank, out))
-    wrong, largest = 0, 0.0
+    wrong, largest = [], 0.0
     for owner, offset, values in _parts(case, rank, out):
+        wrong.append(np.zeros(values.numel(), np.bool_))
         for start, stop in windows(values.numel()):
             true, bound = _expected(case, topology, data, owner, offset + start, offset + stop)
             error = np.abs(_reals(values[start:stop], data.dtype) - true)
-            wrong += int((~(error <= bound)).sum())
+            wrong[-1][start:stop] = ~(error <= bound)
             largest = max(largest, float(bound.max(initial=0)))
-    for owner, offset, values in _parts(case, rank, out):
+    for found, (owner, offset, values) in zip(wrong, _parts(case, rank, out), strict=True):
         for start, stop in _pieces(values.numel()):
             true = _truth(case, data, owner, offset + start, offset + stop)[0]
             error = np.abs(_reals(values[start:stop], data.dtype) - true)
-            wrong += int((~(error <= 2 * largest)).sum())
-    return wrong
+            found[start:stop] |= ~(error <= 2 * largest)
+    return sum(int(found.sum()) for found in wrong)
 
 
 def windows(numel: int) -> list[tuple[int, int]]:
