@@ -81,7 +81,7 @@ def shard(
         for buffer in unit.buffers:
             note_versions(buffer)
         if config.stage == 3:
-            engine.gathering.reshard(unit)
+            engine.gathering.begin(unit)
     engine.stepper.attach(optimizer)
     _drop_with_zero_grad(model, optimizer, engine.reducer)
     optimizer.__dict__["add_param_group"] = _refuse_group
@@ -149,7 +149,7 @@ def _assemble(comm: Communicator, config: Config, units: tuple[Unit, ...]) -> En
     saved = SavedWeights(lambda unit: schedule.enter_backward(unit))
     gathering = Gathering(comm, config, saved, secondary)
     schedule = Schedule(units, gathering, reducer)
-    stepper = Stepper(comm, config, units, reducer, publisher)
+    stepper = Stepper(comm, config, units, reducer, publisher, gathering)
     return Engine(comm, config, units, gathering, reducer, publisher, stepper, schedule)
 
 
