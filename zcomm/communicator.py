@@ -29,15 +29,16 @@ from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import PAYLOAD_NBYTES, Guard
+from zcomm.hops import CodecSpec
 from zcomm.issue import Issuer
 from zcomm.layout import Layout
-from zcomm.plan import CodecSpec, Plan
+from zcomm.plan import Plan
 from zcomm.planner import Planner
 from zcomm.ready import Shelf
 from zcomm.seeds import Draws, check_seed
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
-from zcomm.work import Stream
+from zcomm.work import Stream, Work
 
 
 class Communicator:
@@ -283,6 +284,14 @@ class Communicator:
         self._guard.check("barrier")
         if not self._guard.enabled:
             plain.barrier(self._channel)
+
+    def enqueue(self, function: Callable[[], None]) -> Work[None]:
+        """Run host work of this rank in its turn: after all that was issued, before what follows.
+
+        It must call no operation of a communicator. Returns at once.
+        """
+        self._check_open("enqueue")
+        return self._stream.submit(function)
 
     def all_gather_values(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the control values of all ranks: a NumPy array (n,) -> (W, n).

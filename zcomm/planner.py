@@ -15,16 +15,9 @@ from topology import Topology
 from zcomm.arguments import Item
 from zcomm.arrays import FLOATING
 from zcomm.codecs import Codec
+from zcomm.hops import CodecSpec, check_codecs, make, make_all_reduce, parse_codecs
 from zcomm.layout import Layout
-from zcomm.plan import (
-    AllReduce,
-    CodecSpec,
-    Plan,
-    check_codecs,
-    make,
-    make_all_reduce,
-    parse_codecs,
-)
+from zcomm.plan import AllReduce, Plan
 
 logger = logging.getLogger("zcomm")
 
@@ -76,7 +69,7 @@ class Planner:
         op: str,
         reduce_dtype: str | None,
     ) -> Plan:
-        """Return the plan of a call, see :func:`zcomm.plan.make`; made at the first such call."""
+        """Return the plan of a call, see :func:`zcomm.hops.make`; made at the first such call."""
         key = (operation, tuple(layouts), codecs, algorithm, op, reduce_dtype)
         if key not in self._plans:
             self._warn_of_uneven_groups()
@@ -99,7 +92,7 @@ class Planner:
         op: str,
         reduce_dtype: str | None,
     ) -> AllReduce:
-        """Return the plans of an all_reduce, see :func:`zcomm.plan.make_all_reduce`."""
+        """Return the plans of an all_reduce, see :func:`zcomm.hops.make_all_reduce`."""
         tensors = tuple((item.full.dtype, item.full.numel) for item in items)
         key = ("all_reduce", tensors, codecs, algorithm, op, reduce_dtype)
         if key not in self._all_reduces:

@@ -43,6 +43,9 @@ class Config:
         min_numel: units of fewer elements travel without codecs.
         units: ``"auto"`` gathers each child of an outermost ModuleList or Sequential together;
             otherwise the names of the modules to gather together. The rest is one more unit.
+        prefetch: operations under way while a unit computes: in stage 3 so many units are gathered
+            before they are asked for, in the order of the last step; in all stages gradients are
+            reduced behind the backward. 0 does one thing after the other. No bit depends on it.
         max_skipped_steps: consecutive steps with non-finite gradients before step() raises.
         seed: base seed of codecs with ``rounding=stochastic``. Draws depend on it, the unit, the
             shard and the version of the parameters, so every gather of a version gives one result.
@@ -61,6 +64,7 @@ class Config:
     reduce_dtype: DtypeChoice = "param"
     min_numel: int = 65536
     units: Literal["auto"] | Sequence[str] = "auto"
+    prefetch: int = 1
     max_skipped_steps: int = 100
     seed: int = 0
 
@@ -72,11 +76,9 @@ class Config:
                 raise ValueError(
                     f"{name} {getattr(self, name)!r}: possible are 'param' and torch.float32"
                 )
-        if self.min_numel < 0 or self.max_skipped_steps < 0:
-            raise ValueError(
-                f"min_numel {self.min_numel}, max_skipped_steps {self.max_skipped_steps}:"
-                " neither may be negative"
-            )
+        for name in ("min_numel", "prefetch", "max_skipped_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)}: expected 0 or more")
         check_seed(self.seed)
         self._freeze("weights", _single("weights", self.weights))
         self._freeze("grads", _per_level(self.grads))

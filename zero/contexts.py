@@ -35,7 +35,7 @@ def full_params(model: nn.Module) -> Iterator[None]:
         yield
         return
     for unit in engine.units:
-        gathering.gather(unit)
+        gathering.gather(unit, hint=False)
     before = {
         buffer: snapshot(buffer)
         for unit in engine.units

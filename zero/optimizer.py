@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from zcomm import Communicator, ZcommError
 from zero.config import Config
 from zero.edits import absorb, was_edited
+from zero.gather import Gathering
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
 from zero.tensor_parallel import TensorParallel
@@ -48,6 +49,7 @@ class Stepper:
         units: Sequence[Unit],
         reducer: Reducer,
         publisher: Publisher,
+        gathering: Gathering,
     ) -> None:
         self._comm = comm
         self._config = config
@@ -56,6 +58,7 @@ class Stepper:
         self._reducer = reducer
         self._publisher = publisher
         self.tensor_parallel: TensorParallel | None = None
+        self._gathering = gathering
         self._aside: list[tuple[Master, Tensor | None]] = []
         self._skip = False
         self._consecutive = 0
@@ -112,6 +115,8 @@ class Stepper:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = _evaluate_closure(args, kwargs)
+        self._gathering.forget_ahead()
+        self._gathering.stepped()
         self.take_edits()
         self._skip = not math.isfinite(self.norm())
         if self._skip:

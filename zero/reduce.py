@@ -7,6 +7,9 @@
    rounded to ``grad_dtype`` at once, else the sum stays float32 and is rounded before the step.
 4. ``settle`` removes the gradient of parameters that no rank used.
 
+With ``prefetch`` a reduction is issued and *lands* (step 3) when the next one was issued, or at the
+end of the backward: the gradients of one unit are on their way while those of the next are made.
+
 Whether a step has one backward is known from the step before. The first step keeps float32: the
 optimizer's states, which need more memory, do not exist yet.
 
@@ -16,7 +19,9 @@ A reader must not assume that ``.grad`` of a master has the dtype of the master.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,16 +31,29 @@ from torch import Tensor
 from zcomm import Communicator
 from zcomm.errors import CheckpointError
 from zcomm.seeds import derive
+from zcomm.work import Work
 from zero.config import Config
+from zero.pool import Pool
 from zero.unit import Buffer, Master, Unit, split
 
 logger = logging.getLogger("zcomm")
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """A unit's gradients on their way: ``fulls`` are read until ``works`` have ended."""
+
+    buffers: tuple[Buffer, ...]
+    fulls: list[Tensor]
+    means: list[Tensor]
+    works: tuple[Work[object], ...]
 
 
 class Reducer:
     """Owns the gradients between autograd and the optimizer.
 
     Attributes:
+        pool: lends the memory of local gradients, but for what stays.
         synchronise: whether backward reduces; no_sync turns it off.
         num_reductions: backwards reduced since the last step.
     """
@@ -49,9 +67,12 @@ class Reducer:
         self._buffers = [buffer for unit in units for buffer in unit.trainable]
         self._used: dict[Buffer, list[bool]] = {}
         self._fresh: list[tuple[Buffer, Master]] = []
+        self._under_way: deque[Reduction] = deque()
+        self._overlap = config.prefetch > 0 and comm.size > 1
         self._in_float32 = False
         self._keep_float32 = True
         self._warned = False
+        self.pool = Pool()
         self.synchronise = True
         self.num_reductions = 0
 
@@ -84,9 +105,9 @@ class Reducer:
         buffer.written[index] = True
 
     def reduce(self, unit: Unit) -> None:
-        """Average the local gradients of a unit over all ranks, and add them to the masters'.
+        """Average the local gradients of a unit over all ranks, to be added to the masters'.
 
-        Parameters without a gradient on this rank count as zero.
+        Parameters without a gradient on this rank count as zero. What was issued before lands.
         """
         buffers = unit.trainable
         if not buffers:
@@ -96,7 +117,7 @@ class Reducer:
             buffer.layout.gradients(full.dtype) for buffer, full in zip(buffers, fulls, strict=True)
         ]
         means = [torch.empty(layout.shard_numel(self._comm.rank)) for layout in layouts]
-        self._comm.reduce_layout(
+        work = self._comm.reduce_layout(
             fulls,
             means,
             layouts,
@@ -106,9 +127,28 @@ class Reducer:
             min_numel=0,
             label=unit.label,
             seed=derive(self._config.seed, unit.number, unit.version, self.num_reductions),
+            async_op=self._overlap,
         )
-        for buffer, mean in zip(buffers, means, strict=True):
-            self._add(buffer, mean)
+        for buffer in buffers:
+            self._used[buffer] = self._used_in(buffer)
+            buffer.written = [False] * len(buffer.written)
+            buffer.local = None
+        works = (work,) if self._overlap else ()
+        self._under_way.append(Reduction(buffers, fulls, means, works))
+        self._land(1 if self._overlap else 0)
+
+    def _land(self, left: int = 0) -> None:
+        """Wait for reductions, the oldest first, until so many are left; add what they give."""
+        while len(self._under_way) > left:
+            reduction = self._under_way.popleft()
+            for work in reduction.works:
+                work.wait()
+            for buffer, full, mean in zip(
+                reduction.buffers, reduction.fulls, reduction.means, strict=True
+            ):
+                if full is not buffer.home:
+                    self.pool.give(full)
+                self._add(buffer, mean)
 
     def settle(self) -> None:
         """End a backward whose units were reduced: agree with all ranks on what was used.
@@ -116,12 +156,14 @@ class Reducer:
         The gradient of a parameter that no rank used stays None. A unit that received gradients
         after it was reduced, on any rank, is reduced once more.
         """
+        self._land()
         flags = [flag for buffer in self._buffers for flag in self._used_in(buffer)]
         late = [any(b.local is not None for b in unit.trainable) for unit in self._units]
         anywhere = any_rank(self._comm, [*flags, *late])
         for unit, again in zip(self._units, anywhere[len(flags) :], strict=True):
             if again:
                 self.reduce(unit)
+        self._land()
         start = 0
         used: dict[Buffer, Sequence[bool]] = {}
         for buffer in self._buffers:
@@ -190,7 +232,10 @@ class Reducer:
 
     def drop(self) -> None:
         """Forget the local gradients of a backward that did not finish."""
+        self._land()
         for buffer in self._buffers:
+            if buffer.local is not None and buffer.local is not buffer.home:
+                self.pool.give(buffer.local)
             buffer.local = None
             buffer.written = [False] * len(buffer.written)
         self._forget_backward()
@@ -221,7 +266,9 @@ class Reducer:
         dtype = torch.float32 if self._in_float32 else buffer.layout.dtype
         home = self.home(buffer)
         if home is None or home.dtype != dtype:
-            return buffer.allocate_gradient(dtype)
+            return self.pool.take(buffer.layout.gradient_numel, dtype)
+        if any(full is home for reduction in self._under_way for full in reduction.fulls):
+            self._land()
         for master in buffer.own_masters():
             grad = master.tensor.grad
             if grad is not None and _shares(grad, home):
@@ -241,9 +288,6 @@ class Reducer:
         return [a or b for a, b in zip(before, buffer.written, strict=True)]
 
     def _add(self, buffer: Buffer, mean: Tensor) -> None:
-        self._used[buffer] = self._used_in(buffer)
-        buffer.written = [False] * len(buffer.written)
-        buffer.local = None
         dtype = self.grad_dtype(buffer)
         at_home = self.home(buffer) is not None
         only = not self._keep_float32 and self.num_reductions == 0

@@ -58,7 +58,7 @@ class Schedule:
             self._abandon_failed_backward()
             self._refuse_thawed(unit)
             if self._gathering.sharded:
-                self._gathering.gather(unit)
+                self._gathering.gather(unit, backward=self._in_backward)
                 self._gathering.saved.enter()
             unit.depth += 1
 
@@ -92,6 +92,8 @@ class Schedule:
             # What is computed again inside backward is needed whole right after.
             if not self._in_backward:
                 self._gathering.reshard(unit)
+                if self._gathering.sharded and torch.is_grad_enabled():
+                    self._gathering.look_ahead()
 
         return after_forward
 
@@ -123,7 +125,7 @@ class Schedule:
             return
         self._begin()
         self._end_complete()
-        self._gathering.gather(unit)
+        self._gathering.gather(unit, backward=True)
         unit.state = State.BACKWARD
 
     def _begin(self) -> None:

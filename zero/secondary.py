@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from zcomm import Codec, Communicator
 from zcomm.arrays import Memory, view
 from zcomm.device import kernels_of
 from zcomm.layout import Layout, Segment
+from zcomm.work import Work
 from zero.layout import dtype_name
 from zero.unit import Buffer, Unit
 
@@ -102,32 +104,44 @@ class Secondary:
         for held in self._slices.values():
             held.version = -1
 
-    def gather(self, unit: Unit, fulls: Sequence[Tensor]) -> None:
-        """Write the unit's parameters of its current version to ``fulls``, one per buffer."""
+    def gather(
+        self, unit: Unit, fulls: Sequence[Tensor], *, async_op: bool = False
+    ) -> tuple[Work[object], ...]:
+        """Write the unit's parameters of its current version to ``fulls``, one per buffer.
+
+        Returns the works to wait for, all of them; none without ``async_op``.
+        """
         codec = self._codec if unit.quantise and self.rail.size > 1 else None
         current = self._slices.get(unit)
         if current is None:
             current = self._slices[unit] = Slice([], -1)
         in_codes = codec is not None and self._codes
+        works = []
         if current.version != unit.version:
             fill = self._fill_codes if in_codes else self._fill
-            current.held = fill(unit, codec)
+            current.held, work = fill(unit, codec, async_op)
             current.version = unit.version
+            works.append(work)
         if in_codes:
             assert codec is not None
-            self._spread_codes(unit, codec, current.held[0], fulls)
+            works += self._spread_codes(unit, codec, current.held[0], fulls, async_op)
         else:
             layouts = [self._group_layout(buffer) for buffer in unit.buffers]
-            self.group.gather_layout(current.held, fulls, layouts, label=unit.label)
+            works.append(
+                self.group.gather_layout(
+                    current.held, fulls, layouts, label=unit.label, async_op=async_op
+                )
+            )
+        return tuple(works) if async_op else ()
 
-    def _fill(self, unit: Unit, codec: Codec | None) -> list[Tensor]:
+    def _fill(self, unit: Unit, codec: Codec | None, async_op: bool) -> tuple[list[Tensor], Any]:
         layouts = [self._rail_layout(buffer) for buffer in unit.buffers]
         held = self._slices[unit].held or [
             torch.empty(layout.numel, dtype=buffer.layout.dtype)
             for buffer, layout in zip(unit.buffers, layouts, strict=True)
         ]
         shards = [buffer.shard for buffer in unit.buffers]
-        self.rail.gather_layout(
+        work = self.rail.gather_layout(
             shards,
             held,
             layouts,
@@ -135,10 +149,13 @@ class Secondary:
             min_numel=0,
             label=unit.label,
             seed=unit.seed(self._seed, self._rank),
+            async_op=async_op,
         )
-        return held
+        return held, work
 
-    def _fill_codes(self, unit: Unit, codec: Codec | None) -> list[Tensor]:
+    def _fill_codes(
+        self, unit: Unit, codec: Codec | None, async_op: bool
+    ) -> tuple[list[Tensor], Any]:
         assert codec is not None
         seed = unit.seed(self._seed, self._rank)
         wires = [
@@ -149,19 +166,28 @@ class Secondary:
         layout = self._codes_layout(unit, codec, (self._rails[self._position],))
         rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
         held = torch.empty(layout.numel, dtype=torch.uint8)
-        self.rail.gather_layout([own], [held], [rail], label=unit.label)
-        return [held]
+        work = self.rail.gather_layout([own], [held], [rail], label=unit.label, async_op=async_op)
+        return [held], work
 
     def _spread_codes(
-        self, unit: Unit, codec: Codec, held: Tensor, fulls: Sequence[Tensor]
-    ) -> None:
+        self, unit: Unit, codec: Codec, held: Tensor, fulls: Sequence[Tensor], async_op: bool
+    ) -> list[Any]:
         layout = self._codes_layout(unit, codec, tuple(self._rails))
         memory = torch.empty(layout.numel, dtype=torch.uint8)
-        self.group.gather_layout([held], [memory], [layout], label=unit.label)
-        for rail, segments in zip(self._rails, layout.shards, strict=True):
-            for rank, segment in zip(rail, segments, strict=True):
-                wire = view(memory[segment.start : segment.start + segment.numel]).memory
-                _decode(unit, codec, rank, wire, fulls)
+        work = self.group.gather_layout(
+            [held], [memory], [layout], label=unit.label, async_op=async_op
+        )
+
+        def decode() -> None:
+            for rail, segments in zip(self._rails, layout.shards, strict=True):
+                for rank, segment in zip(rail, segments, strict=True):
+                    wire = view(memory[segment.start : segment.start + segment.numel]).memory
+                    _decode(unit, codec, rank, wire, fulls)
+
+        if async_op:
+            return [work, self.group.enqueue(decode)]
+        decode()
+        return []
 
     def _codes_layout(self, unit: Unit, codec: Codec, rails: tuple[tuple[int, ...], ...]) -> Layout:
         """Return, for each rail, the place of its ranks' codes one after the other."""

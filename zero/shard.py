@@ -95,7 +95,7 @@ def shard(
         for buffer in unit.buffers:
             note_versions(buffer)
         if config.stage == 3:
-            engine.gathering.reshard(unit)
+            engine.gathering.begin(unit)
     engine.stepper.tensor_parallel = tensor_parallel
     engine.stepper.attach(optimizer)
     _drop_with_zero_grad(model, optimizer, engine.reducer)
@@ -199,7 +199,7 @@ def _assemble(comm: Communicator, config: Config, units: tuple[Unit, ...]) -> En
     saved = SavedWeights(lambda unit: schedule.enter_backward(unit))
     gathering = Gathering(comm, config, saved, secondary)
     schedule = Schedule(units, gathering, reducer)
-    stepper = Stepper(comm, config, units, reducer, publisher)
+    stepper = Stepper(comm, config, units, reducer, publisher, gathering)
     return Engine(comm, config, units, gathering, reducer, publisher, stepper, schedule)
 
 

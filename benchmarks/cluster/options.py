@@ -61,6 +61,7 @@ class Options:
     num_nodes: int
     ranks_per_node: int
     link: Link
+    cpu_bound: bool
     torch: bool
     measure: bool
     counters: bool
@@ -170,6 +171,7 @@ def parse(arguments: list[str]) -> Options:
         num_nodes=given.nodes,
         ranks_per_node=given.ranks_per_node,
         link=link_for(given.rate, cpu_bound=given.cpu_bound, burst=given.burst, gso=given.gso),
+        cpu_bound=given.cpu_bound,
         torch=given.torch,
         measure=given.measure,
         counters=given.counters,

@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     except UsageError as error:
         print(f"benchmarks.cluster: {error}", file=sys.stderr, flush=True)
         return 2
+    os.environ[start.LINK] = start.describe_link(options)
     before = [network.counters(node) for node in nodes]
     run = start.run_torch if options.torch else start.run_mpich
     code = run(nodes, options.ranks_per_node, options.program)

@@ -5,6 +5,7 @@ Rank r is on node r // L, where L is the number of ranks of every node.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -15,9 +16,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cluster.network import INTERFACE, SHARED_MEMORY, Node
+from benchmarks.cluster.options import Options
+
+LINK = "BENCHMARKS_CLUSTER_LINK"
+"""The variable that tells programs what their links are; see :func:`describe_link`."""
 
 _MASTER_PORT = 29500
 _POLL_SECONDS = 0.02
+
+
+def describe_link(options: Options) -> str:
+    """Return JSON: the rate in bits per second, and the credit that a floor must not count.
+
+    The small burst of links made for timing passes while TCP begins: it is no credit.
+    """
+    credit = options.link.burst_nbytes if options.cpu_bound else 0
+    return json.dumps({"rate": options.link.rate, "credit_nbytes": credit})
 
 
 def find_hydra() -> str | None:

@@ -22,8 +22,8 @@ from benchmarks.collectives.oracle import Reals, Term
 from benchmarks.collectives.perform import Perform, poisoned, source_span, to_tensor, to_values
 from zcomm import Communicator
 from zcomm.codecs import Codec
+from zcomm.hops import choose, parse_codecs
 from zcomm.layout import Layout
-from zcomm.plan import choose, parse_codecs
 
 Make = Callable[[int, int, int], Array]
 """(rank, start, stop) -> that rank's input in that range of the whole buffer."""

@@ -22,7 +22,7 @@ from benchmarks.collectives.perform import Perform, poisoned, source_span, to_te
 from zcomm import Communicator
 
 # What a communicator does beside the operation that is measured.
-_OVERHEAD = frozenset({"guard", "values", "barrier"})
+OVERHEAD = frozenset({"guard", "values", "barrier"})
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _sent(comm: Communicator) -> tuple[int, int, int]:
     inside, between, logical = 0, 0, 0
     outermost = len(comm.topology.levels) - 1
     for (operation, level), counter in comm.traffic.snapshot().items():
-        if operation in _OVERHEAD:
+        if operation in OVERHEAD:
             continue
         logical += counter.logical_nbytes
         # A topology of one level is one node.

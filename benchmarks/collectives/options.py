@@ -50,7 +50,7 @@ def size_nbytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _at_least(minimum: int) -> type:
+def at_least(minimum: int) -> type:
     def integer(text: str) -> int:
         try:
             value = int(text)
@@ -90,14 +90,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("operation", choices=(*OPERATIONS, "all"))
     add("-b", "--minbytes", type=size_nbytes, default=DEFAULT_SIZE, help="smallest buffer (32M)")
     add("-e", "--maxbytes", type=size_nbytes, default=DEFAULT_SIZE, help="largest buffer (32M)")
-    add("-f", "--stepfactor", type=_at_least(2), help="multiply the size by this")
+    add("-f", "--stepfactor", type=at_least(2), help="multiply the size by this")
     add("-i", "--stepbytes", type=size_nbytes, help="or add this to the size (1M)")
-    add("-n", "--iters", type=_at_least(1), default=20, help="timed iterations (20)")
-    add("-w", "--warmup_iters", type=_at_least(0), default=1, help="untimed iterations (1)")
-    add("-c", "--check", type=_at_least(0), default=1, help="rounds of checks, 0 for none (1)")
+    add("-n", "--iters", type=at_least(1), default=20, help="timed iterations (20)")
+    add("-w", "--warmup_iters", type=at_least(0), default=1, help="untimed iterations (1)")
+    add("-c", "--check", type=at_least(0), default=1, help="rounds of checks, 0 for none (1)")
     add("-d", "--datatype", choices=(*DATA_TYPES, "all"), default="float")
     add("-o", "--op", choices=(*REDUCTIONS, "all"), default="sum")
-    add("-r", "--root", type=_at_least(0), default=0, help="root of a broadcast (0)")
+    add("-r", "--root", type=at_least(0), default=0, help="root of a broadcast (0)")
     add("-J", "--json", type=Path, metavar="FILE", help="write JSON lines to a new file")
     add(
         "--codec",

@@ -12,6 +12,7 @@ import platform
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy
@@ -40,14 +41,21 @@ def open_new(options: Options) -> TextIO | None:
     Raises:
         UsageError: it exists, or cannot be made.
     """
-    if options.json is None:
+    return open_file(options.json)
+
+
+def open_file(path: Path | None) -> TextIO | None:
+    """Create a file, if there is to be one.
+
+    Raises:
+        UsageError: it exists, or cannot be made.
+    """
+    if path is None:
         return None
     try:
-        return options.json.open("x", encoding="utf-8")
+        return path.open("x", encoding="utf-8")
     except OSError as error:
-        raise UsageError(
-            f"-J {options.json}: {error.strerror}; give a file that can be created"
-        ) from None
+        raise UsageError(f"-J {path}: {error.strerror}; give a file that can be created") from None
 
 
 def header(options: Options, comm: zcomm.Communicator) -> dict[str, Any]:
@@ -58,13 +66,20 @@ def header(options: Options, comm: zcomm.Communicator) -> dict[str, Any]:
     return {
         "kind": "header",
         "schema": SCHEMA,
+        **place(comm),
+        "options": asked,
+    }
+
+
+def place(comm: zcomm.Communicator) -> dict[str, Any]:
+    """Return when and where a program runs."""
+    return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "device": "cpu"},
         "environment": environment(),
         "ranks": comm.size,
         "topology": {"text": comm.topology.describe(), "digest": comm.topology.digest()},
-        "options": asked,
     }
 
 

@@ -24,7 +24,7 @@ from benchmarks.collectives.table import Result
 from benchmarks.launch import UsageError
 from topology import Topology
 from zcomm import Communicator
-from zcomm.plan import choose, parse_codecs
+from zcomm.hops import choose, parse_codecs
 
 Say = Callable[[str], None]
 

@@ -1,7 +1,7 @@
 """A GPT of about three million parameters over bytes: pre-norm blocks, causal attention, tied head.
 
-Parameters may be bfloat16; arithmetic is at least float32, because most CPUs multiply bfloat16
-many times slower. Weights are widened where they are used, in forward and again in
+Parameters may be bfloat16; arithmetic is at least float32 unless the shape says otherwise, because
+most CPUs multiply bfloat16 many times slower. Weights are widened where they are used, in forward and again in
 backward: a widened copy that lived from one to the other would be a whole model that no sharding
 could free.
 """
@@ -20,12 +20,16 @@ VOCABULARY = 256
 
 @dataclass(frozen=True)
 class Shape:
-    """Extents of the model. ``width`` is a multiple of ``heads``."""
+    """Extents of the model. ``width`` is a multiple of ``heads``.
+
+    ``widen``: whether arithmetic is at least float32, or in the dtype of the parameters.
+    """
 
     context: int = 128
     width: int = 256
     depth: int = 4
     heads: int = 4
+    widen: bool = True
 
 
 class _WidenedProduct(torch.autograd.Function):
@@ -115,12 +119,14 @@ class GPT(nn.Module):
         self.position = nn.Parameter(embeddings[VOCABULARY:].clone())
         self.blocks = nn.ModuleList(Block(shape, random) for _ in range(shape.depth))
         self.norm = Norm(shape.width)
+        self.widen = shape.widen
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         wide = torch.promote_types(self.token.dtype, torch.float32)
-        positions = self.position.to(wide)[: inputs.shape[1]]
-        x = functional.embedding(inputs, self.token.to(wide)) + positions
+        dtype = wide if self.widen else self.token.dtype
+        positions = self.position.to(dtype)[: inputs.shape[1]]
+        x = functional.embedding(inputs, self.token.to(dtype)) + positions
         for block in self.blocks:
             x = block(x)
-        logits = linear(self.norm(x), self.token)
+        logits = linear(self.norm(x), self.token).to(wide)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

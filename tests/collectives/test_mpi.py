@@ -9,7 +9,7 @@ import zcomm
 from tests.collectives import checks, oracle
 from tests.collectives.dtypes import KINDS, as_array, drawn, stored_in
 from tests.collectives.worlds import wire
-from zcomm import CollectiveMismatch, plan
+from zcomm import CollectiveMismatch, hops
 from zcomm.layout import Layout, Segment
 from zcomm.transports.rounds import MOST_SIZES
 
@@ -133,9 +133,9 @@ def test_bytes_are_those_of_the_plan(comm):
         for algorithm in ("flat", "hierarchical"):
             comm.traffic.reset()
             comm.all_gather(np.zeros(1000, np.float32), codec=codec, algorithm=algorithm)
-            codecs = plan.parse_codecs(codec, len(comm.topology.levels))
+            codecs = hops.parse_codecs(codec, len(comm.topology.levels))
             layout = Layout.even("float32", 1000 * comm.size, comm.size)
-            made = plan.make(
+            made = hops.make(
                 "all_gather", [layout], comm.topology, codecs=codecs, algorithm=algorithm
             )
             assert wire(comm, "all_gather") == made.wire_nbytes(comm.rank)

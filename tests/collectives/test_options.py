@@ -6,7 +6,7 @@ import torch
 
 import zcomm
 from tests.collectives.worlds import on
-from zcomm import plan
+from zcomm import hops
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_min_numel(min_numel, error, says):
 @pytest.mark.parametrize("codec", [b"int8", bytearray(b"int8"), 8, 8.0, {"int8"}, [8], (b"int8",)])
 def test_codecs_that_are_neither_text_nor_codec(codec):
     with pytest.raises(TypeError, match=": a text or a Codec is expected"):
-        plan.parse_codecs(codec, 1)
+        hops.parse_codecs(codec, 1)
     with pytest.raises(TypeError, match=": a text or a Codec is expected"):
         on("2", lambda comm: comm.all_reduce(np.ones(3, np.float32), codec=codec))
 

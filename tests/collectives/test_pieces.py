@@ -10,7 +10,7 @@ from tests.collectives import oracle
 from tests.collectives.dtypes import as_array, assert_bits, drawn, stored_in
 from tests.collectives.nodes import cut_small, share_memory, slow, uncut
 from tests.collectives.worlds import WORLDS, Never, algorithms, caught, on, wire
-from zcomm import CollectiveTimeout, plan
+from zcomm import CollectiveTimeout, hops
 from zcomm.collectives import all_gather, reduce_scatter
 from zcomm.layout import Layout, Segment
 from zcomm.pieces import slot_nbytes
@@ -173,9 +173,9 @@ def test_layouts_of_uneven_shards(monkeypatch, world, codec):
         gathered = [stored_in(full)[0].copy() for full in fulls]
         comm.reduce_layout(fulls, shards, layouts, codec=codec)
         sent = {op: wire(comm, op) for op in ("all_gather", "reduce_scatter")}
-        codecs = plan.parse_codecs(codec, len(comm.topology.levels))
+        codecs = hops.parse_codecs(codec, len(comm.topology.levels))
         for operation, nbytes in sent.items():
-            made = plan.make(operation, layouts, comm.topology, codecs=codecs)
+            made = hops.make(operation, layouts, comm.topology, codecs=codecs)
             planned = made.wire_nbytes(comm.rank)
             assert nbytes == {level: n for level, n in planned.items() if n}
         return gathered + [stored_in(shard)[0].copy() for shard in shards]
@@ -196,14 +196,14 @@ def test_executed_bytes_are_planned_bytes(monkeypatch, world, codec):
 
     def program(comm):
         layout = Layout.even("bfloat16", NUMEL * comm.size, comm.size)
-        codecs = plan.parse_codecs(codec, len(comm.topology.levels))
+        codecs = hops.parse_codecs(codec, len(comm.topology.levels))
         shard = as_array(drawn((NUMEL,), "bfloat16", 1, comm.rank), "bfloat16", "torch")
         full = as_array(drawn((NUMEL * comm.size,), "bfloat16", 1, comm.rank), "bfloat16", "torch")
         for algorithm in algorithms(comm.topology):
             for operation, x in (("all_gather", shard), ("reduce_scatter", full)):
                 comm.traffic.reset()
                 getattr(comm, operation)(x, codec=codec, algorithm=algorithm)
-                made = plan.make(
+                made = hops.make(
                     operation, [layout], comm.topology, codecs=codecs, algorithm=algorithm
                 )
                 assert len(made.pieces) > 8
@@ -217,8 +217,8 @@ def test_executed_bytes_are_planned_bytes(monkeypatch, world, codec):
 def test_pieces_hold_every_element_once_and_cut_whole_blocks(monkeypatch):
     cut_small(monkeypatch)
     layouts = [uneven(4), Layout.even("bfloat16", 4 * 9000, 4)]
-    codecs = plan.parse_codecs("int8:block=4096", 2)
-    made = plan.make("reduce_scatter", layouts, WORLDS["2x2"], codecs=codecs)
+    codecs = hops.parse_codecs("int8:block=4096", 2)
+    made = hops.make("reduce_scatter", layouts, WORLDS["2x2"], codecs=codecs)
     for item, layout in enumerate(layouts):
         for rank in range(4):
             pieces = [
@@ -244,9 +244,9 @@ def test_pieces_hold_every_element_once_and_cut_whole_blocks(monkeypatch):
 def test_random_rounding_is_one_piece(monkeypatch):
     """Its draws count from the start of a segment."""
     cut_small(monkeypatch)
-    codecs = plan.parse_codecs("int8:rounding=stochastic", 2)
+    codecs = hops.parse_codecs("int8:rounding=stochastic", 2)
     layout = Layout.even("float32", 4 * NUMEL, 4)
-    made = plan.make("all_gather", [layout], WORLDS["2x2"], codecs=codecs)
+    made = hops.make("all_gather", [layout], WORLDS["2x2"], codecs=codecs)
     assert len(made.pieces) == 1
     share_memory(monkeypatch, WORLDS["2x2"])
     codec = "int8:rounding=stochastic"
@@ -329,12 +329,12 @@ def test_a_slot_is_free_when_all_readers_have_released_it():
 @pytest.mark.parametrize("codec", [None, "int8", "int4"])
 def test_pieces_fit_the_slots_of_a_node(world, dtype, codec):
     topology = WORLDS[world]
-    codecs = plan.parse_codecs(codec, len(topology.levels))
+    codecs = hops.parse_codecs(codec, len(topology.levels))
     near = frozenset(topology.group(0, 0)) - {0}
     written = {"reduce_scatter": reduce_scatter.regions, "all_gather": all_gather.regions}
     for numel in (1 << 15, 1 << 18, 12345678, 1 << 24):
         layout = Layout.even(dtype, numel * topology.size, topology.size)
         for operation, regions in written.items():
-            made = plan.make(operation, [layout], topology, codecs=codecs)
+            made = hops.make(operation, [layout], topology, codecs=codecs)
             for piece in made.pieces:
                 assert regions(piece.plan, 0, near)[1] <= slot_nbytes(made)

@@ -6,7 +6,7 @@ import pytest
 from tests.collectives import oracle
 from tests.collectives.dtypes import ITEMSIZE, filled
 from tests.collectives.worlds import LAYERED, WORLDS, algorithms, on, used, wire
-from zcomm import plan
+from zcomm import hops
 from zcomm.layout import Layout
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -28,8 +28,8 @@ EVERY_CASE = pytest.mark.parametrize(("world", "dtype", "codec"), list(dict.from
 
 def planned(comm, operation, numel, dtype, codec, algorithm, cut="even"):
     layout = getattr(Layout, cut)(dtype, numel, comm.size)
-    codecs = plan.parse_codecs(codec, len(comm.topology.levels))
-    made = plan.make(operation, [layout], comm.topology, codecs=codecs, algorithm=algorithm)
+    codecs = hops.parse_codecs(codec, len(comm.topology.levels))
+    made = hops.make(operation, [layout], comm.topology, codecs=codecs, algorithm=algorithm)
     return {level: nbytes for level, nbytes in made.wire_nbytes(comm.rank).items() if nbytes}
 
 
