@@ -218,8 +218,12 @@ def test_between_two_backwards(stage, dtype, tmp_path):
     def elsewhere(comm):
         mine, optimizer = shard(comm, model, zero.Config(stage))
         zero.load(tmp_path / "False", mine, optimizer)
+        before = states(mine, optimizer)
+        versions = [unit.version for unit in engine_units(mine)]
         with pytest.raises(CheckpointError, match="under no_sync"):
             zero.load(tmp_path / "True", mine, optimizer)
+        assert_same_bits(states(mine, optimizer), before)
+        assert [unit.version for unit in engine_units(mine)] == versions
 
     on("1x2", elsewhere)
 
