@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zcomm.arrays import ITEMSIZE, View
+from zcomm.arrays import ITEMSIZE
 from zcomm.layout import Layout, Segment
 from zcomm.transports.windows import SLOTS_NBYTES
 
@@ -58,19 +58,6 @@ class Piece:
     items: tuple[int, ...]
     firsts: tuple[tuple[int, ...], ...]
 
-    def of(self, views: Sequence[View]) -> list[View]:
-        """Return the full arrays of these items."""
-        return [views[item] for item in self.items]
-
-    def of_shard(self, views: Sequence[View], rank: int) -> list[View]:
-        """Return the piece's part of the compact arrays of one shard."""
-        if not any(self.firsts[rank]):
-            return self.of(views)
-        return [
-            View(views[item].elements(first, views[item].numel - first), views[item].dtype)
-            for item, first in zip(self.items, self.firsts[rank], strict=True)
-        ]
-
 
 def cut(plan: Plan) -> tuple[Piece, ...]:
     """Return the pieces of a plan, at least one."""
@@ -82,7 +69,7 @@ def cut(plan: Plan) -> tuple[Piece, ...]:
     slot = slot_nbytes(plan) / _num_inside(plan) - CUT * max(weights)  # see _parts
     room = min(longest / SHARE, largest, slot)
     room = max(room, SMALLEST_NBYTES)
-    if longest <= room or not plan.hops or _draws(plan):
+    if longest <= room or not plan.hops or plan.draws:
         return (whole(plan),)
     parts = [list(_parts(plan, rank, weights, room)) for rank in ranks]
     return tuple(_pieces(plan, parts))
@@ -124,11 +111,6 @@ def _formats(plan: Plan) -> list[list[WireFormat]]:
 
 def _nbytes_per_element(formats: Sequence[WireFormat]) -> float:
     return max((wire.wire_nbytes((CUT * 256,)) / (CUT * 256) for wire in formats), default=0.0)
-
-
-def _draws(plan: Plan) -> bool:
-    codecs = [wire.codec for formats in _formats(plan) for wire in formats]
-    return any(codec is not None and codec.rounding == "stochastic" for codec in codecs)
 
 
 def _parts(plan: Plan, rank: int, weights: Sequence[float], room: float) -> Iterator[Part]:

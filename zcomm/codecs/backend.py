@@ -12,6 +12,7 @@ GIL.
 import functools
 import importlib
 import logging
+import sys
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -112,6 +113,11 @@ def kernels() -> Kernels:
         return _load("reference")
     native.select(instructions)  # type: ignore[attr-defined]
     return native
+
+
+def is_native(chosen: Kernels) -> bool:
+    """Tell whether kernels are the native ones."""
+    return chosen is sys.modules.get(f"{__package__}.native")
 
 
 def _load(name: str) -> Kernels:

@@ -12,8 +12,8 @@ import numpy as np
 from zcomm.arrays import ITEMSIZE, View
 from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.reduce_scatter import nested_reduce, reduce_scatter
-from zcomm.collectives.wire import Place, Reduction
+from zcomm.collectives.reduce_scatter import reduce_scatter
+from zcomm.collectives.wire import Place, Reduction, nested_reduce
 from zcomm.device import scratch
 from zcomm.plan import AllReduce, Plan, WireFormat
 from zcomm.seeds import Draws

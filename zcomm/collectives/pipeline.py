@@ -1,7 +1,8 @@
 """Several pieces of one operation at a time, so that encoding, hops and decoding overlap.
 
-A collective is written for one piece, as a generator: it yields what it waits for. Here the
-generators of all pieces run, in one thread, without a task of the operating system for any.
+A collective writes one *script* for each piece, once for a plan: which jobs the kernels do, which
+messages travel. Its steps are a generator, which yields what it waits for. Here the generators of
+all pieces run, in one thread, without a task of the operating system for any.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from zcomm import environment
-from zcomm.arrays import DeviceMemory, Memory
+from zcomm.arrays import DeviceMemory, HostMemory, View
+from zcomm.codecs.backend import is_native
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.courier import Courier, Direct, Posted, Written
+from zcomm.collectives.courier import Courier, Direct, Mail, Posted, Ways, Written
+from zcomm.collectives.memories import Memories, Numbers
 from zcomm.collectives.wire import host_kernels
 from zcomm.pieces import Piece, in_flight, logical_nbytes
 from zcomm.plan import Plan
+from zcomm.seeds import Draws
+from zcomm.traffic import Counter, Tally
 from zcomm.transports.base import Pending
 
 SMALL_NBYTES = 64 * 1024
@@ -31,11 +37,32 @@ BESIDE_SLEEP = 300e-6
 """The longest sleep in the worker thread, where every wake-up takes the core from computing."""
 
 Steps = Generator[Pending, None, None]
-Start = Callable[[Piece, Courier], Steps]
 
 
-def run(channel: Channel, plan: Plan, like: Memory, start: Start, written: Written) -> None:
-    """Run a collective: ``start`` makes the generator of a piece; arrays lie as ``like`` does.
+class Script(Protocol):
+    """What one rank does for a piece, worked out once: it holds for any arrays of some dtypes."""
+
+    mail: Mail
+    scratch_nbytes: int
+
+    def steps(self, channel: Channel, courier: Courier, memories: Memories, draws: Draws) -> Steps:
+        """Run the piece."""
+
+
+class Recipe(NamedTuple):
+    """How the scripts of an operation are made: the same ones for calls of one ``key``.
+
+    ``write`` is given a piece, the ways of its messages, and whether as few launches as possible
+    matter more than an early start.
+    """
+
+    key: object
+    write: Callable[[Piece, Ways, bool], Script]
+    written: Written
+
+
+def run(channel: Channel, plan: Plan, views: Sequence[View], recipe: Recipe, draws: Draws) -> None:
+    """Run a collective on the caller's arrays.
 
     1. Start the next piece, unless enough are under way: it posts its receives.
     2. Go through them, the oldest first, and resume all whose messages have arrived. A piece that
@@ -45,89 +72,206 @@ def run(channel: Channel, plan: Plan, like: Memory, start: Start, written: Writt
 
     Device memory goes piece by piece through exchanges, over NCCL the whole as one.
     """
-    if isinstance(like, DeviceMemory):
+    if isinstance(views[0].memory, DeviceMemory):
+        memories = Memories.of_call(views, native=False)
         whole = channel.transport.device is not None
-        for number, piece in enumerate(plan.whole if whole else plan.pieces):
-            _drain(start(piece, Direct(channel, piece.plan, number)))
+        pieces = plan.whole if whole else plan.pieces
+        _exchange(channel, pieces, memories, _scripts(channel, plan, pieces, recipe, None), draws)
         return
-    with host_kernels():
-        _run_on_host(channel, plan, start, written)
+    with host_kernels() as kernels:
+        memories = Memories.of_call(views, native=is_native(kernels))
+        _run_on_host(channel, plan, memories, recipe, draws)
 
 
-def _run_on_host(channel: Channel, plan: Plan, start: Start, written: Written) -> None:
+def _scripts(
+    channel: Channel,
+    plan: Plan,
+    pieces: Sequence[Piece],
+    recipe: Recipe,
+    windows: Channel | None,
+) -> list[Script]:
+    """Return the scripts of all pieces; those that are ``Direct`` use no windows."""
+    batch = windows is None
+
+    def write(_: Plan, __: int) -> list[Script]:
+        made = []
+        for piece in pieces:
+            numbers = Numbers(2 * len(plan.layouts))
+            made.append(
+                recipe.write(piece, Ways(windows, piece.plan, recipe.written, numbers), batch)
+            )
+        return made
+
+    scripts: list[Script] = plan.memo((recipe.key, batch, len(pieces)), channel.rank, write)
+    return scripts
+
+
+def _exchange(
+    channel: Channel,
+    pieces: Sequence[Piece],
+    memories: Memories,
+    scripts: Sequence[Script],
+    draws: Draws,
+) -> None:
+    """Run piece after piece, hop after hop."""
+    for number, (piece, script) in enumerate(zip(pieces, scripts, strict=True)):
+        scratch = channel.pool.take(script.scratch_nbytes, memories.like)
+        own = memories.of_piece([scratch[:0], scratch])
+        courier = Direct(channel, piece.plan, number, own, script.mail)
+        for pending in script.steps(channel, courier, own, draws):
+            assert pending.done()
+        channel.pool.give(scratch)
+
+
+def _run_on_host(
+    channel: Channel, plan: Plan, memories: Memories, recipe: Recipe, draws: Draws
+) -> None:
     pieces = plan.pieces
     if len(pieces) == 1 and logical_nbytes(plan) <= SMALL_NBYTES:
-        _drain(start(pieces[0], Direct(channel, pieces[0].plan, 0)))
+        _exchange(channel, pieces, memories, _scripts(channel, plan, pieces, recipe, None), draws)
         return
-    flights: deque[_Flight] = deque()
+    scripts = _scripts(channel, plan, pieces, recipe, channel)
+    loop = _Loop(channel, plan, scripts, memories, draws)
     try:
-        _schedule(channel, plan, start, written, flights)
+        loop.run()
     except BaseException:
-        for flight in flights:
-            flight.steps.close()
-        channel.transport.cancel()
+        loop.give_up()
         raise
+    _tally(channel, plan).calls += 1
 
 
-def _drain(steps: Steps) -> None:
-    for pending in steps:
-        assert pending.done()
+def _tally(channel: Channel, plan: Plan) -> Tally:
+    """Return the tally of what a call of the plan sends in pieces."""
+
+    def count(plan: Plan, me: int) -> Tally:
+        counters: dict[tuple[str, int], list[int]] = {}
+        for index in range(len(plan.hops)):
+            for level in {message.level for message in plan.messages(index, me)}:
+                counters.setdefault((plan.counted_as, level), [0, 0, 0])[0] += 1
+            for piece in plan.pieces:
+                for message in piece.plan.messages(index, me):
+                    counter = counters[plan.counted_as, message.level]
+                    counter[1] += message.logical_nbytes
+                    counter[2] += message.wire_nbytes
+        return channel.traffic.tally({key: Counter(*sums) for key, sums in counters.items()})
+
+    tally: Tally = plan.memo("tally", channel.rank, count)
+    return tally
 
 
 @dataclass
 class _Flight:
-    """A piece under way."""
+    """A piece under way; ``stage`` is the number of waits behind it."""
 
     steps: Steps
+    scratch: HostMemory
     pending: Pending | None = None
-    fresh: bool = True
+    stage: int = 0
 
     def begin(self) -> None:
         """Post the receives, where that is possible at once."""
         self.pending = next(self.steps, None)
         if self.pending is not None and self.pending.done():
-            self.pending = next(self.steps, None)
+            self.resume()
 
     def resume(self) -> None:
         """Go on to the next wait."""
-        self.fresh = False
+        self.stage += 1
         self.pending = next(self.steps, None)
 
 
-def _schedule(
-    channel: Channel, plan: Plan, start: Start, written: Written, flights: deque[_Flight]
-) -> None:
-    pieces = plan.pieces
-    if channel.gate.waiting is not None:
-        os.sched_yield()  # ranks that share this core begin their handshake before this one encodes
-    number, most, idle = 0, in_flight(plan), _Idle(channel, plan)
-    while flights or number < len(pieces):
-        begun = number < len(pieces) and len(flights) < most
-        if begun:
-            courier = Posted(channel, pieces[number].plan, number, written)
-            flights.append(_Flight(start(pieces[number], courier)))
-            flights[-1].begin()
-            number += 1
-        channel.transport.poll()
-        if _round(flights) or begun:
-            idle.reset()
-        else:
-            idle.rest(flights[0].pending)
-        while flights and flights[0].pending is None:
-            flights.popleft()
+FRESH = 1
+"""The stage of a piece that has posted its receives and not encoded."""
 
 
-def _round(flights: deque[_Flight]) -> bool:
-    """Resume what can be resumed; tell whether anything was."""
-    moved = False
-    for flight in flights:
-        fresh = flight.fresh
-        while flight.pending is not None and flight.pending.done():
-            flight.resume()
-            moved = True
-        if fresh and not flight.fresh:
-            break
-    return moved
+class _Loop:
+    """The pieces of one call under way, see :func:`run`."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        plan: Plan,
+        scripts: Sequence[Script],
+        memories: Memories,
+        draws: Draws,
+    ) -> None:
+        self._channel = channel
+        self._plan = plan
+        self._scripts = scripts
+        self._memories = memories
+        self._draws = draws
+        self._most = in_flight(plan)
+        self._flights: deque[_Flight] = deque()
+        self._number = 0
+
+    def run(self) -> None:
+        """Run all pieces."""
+        channel, flights, idle = self._channel, self._flights, _Idle(self._channel, self._plan)
+        if channel.gate.waiting is not None:
+            os.sched_yield()  # ranks that share this core begin theirs before this one encodes
+        while flights or self._number < len(self._scripts):
+            begun = self._begin()
+            channel.transport.poll()
+            if self._round() or begun:
+                idle.reset()
+            else:
+                idle.rest(flights[0].pending)
+            while flights and flights[0].pending is None:
+                channel.pool.give(flights.popleft().scratch)
+
+    def give_up(self) -> None:
+        """Leave all that is under way; memory that a message may still reach is not used again."""
+        for flight in self._flights:
+            flight.steps.close()
+        self._channel.transport.cancel()
+
+    def _begin(self) -> bool:
+        """Start the next piece, unless enough are under way; tell whether it was started."""
+        if self._number == len(self._scripts) or len(self._flights) == self._most:
+            return False
+        channel, number, script = self._channel, self._number, self._scripts[self._number]
+        scratch = channel.pool.take(script.scratch_nbytes, self._memories.like)
+        assert not isinstance(scratch, DeviceMemory)
+        memories = self._memories.of_piece([*self._slots(script, scratch)])
+        courier = Posted(channel, self._plan, number, memories, script.mail)
+        steps = script.steps(channel, courier, memories, self._draws)
+        self._flights.append(_Flight(steps, scratch))
+        self._flights[-1].begin()
+        self._number += 1
+        return True
+
+    def _slots(self, script: Script, scratch: HostMemory) -> Iterator[HostMemory]:
+        """Return the slot of this rank, scratch memory, and the slots of near peers."""
+        channel, ways, windows = self._channel, script.mail.ways, self._channel.transport.windows
+        if windows is None:
+            yield scratch[:0]
+            yield scratch
+            return
+        slot = self._number % self._most
+        yield windows.slot(channel.transport.rank, slot, self._most)
+        yield scratch
+        for peer in ways.peers:
+            yield windows.slot(channel.ranks[peer], slot, self._most)
+
+    def _round(self) -> bool:
+        """Resume what can be resumed; tell whether anything was.
+
+        Messages of one hop arrive in the order of the pieces: one that is not there yet holds back
+        the younger ones.
+        """
+        moved = False
+        waiting = 0
+        for flight in self._flights:
+            fresh = flight.stage == FRESH
+            while flight.pending is not None and not waiting >> flight.stage & 1:
+                if not flight.pending.done():
+                    waiting |= 1 << flight.stage
+                    break
+                flight.resume()
+                moved = True
+            if fresh and flight.stage > FRESH:
+                break
+        return moved
 
 
 class _Idle:
