@@ -41,8 +41,9 @@ SHARE = 4
 """Between the two, a piece is this part of the longest shard."""
 
 RAMP = (4, 2)
-"""The first pieces are smaller by so much: nothing is on the wire until one is encoded, and the next
-should be by the time that one has left. So is the last: nothing hides what follows its arrival."""
+"""The first pieces are smaller by so much: nothing is on the wire until one is encoded, and the
+next should be by the time that one has left. So is the last: nothing hides what follows its
+arrival."""
 
 Part = dict[int, list[Segment]]
 """For every item, its segments in one piece of one shard."""

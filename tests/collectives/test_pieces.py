@@ -338,3 +338,67 @@ def test_pieces_fit_the_slots_of_a_node(world, dtype, codec):
             made = hops.make(operation, [layout], topology, codecs=codecs)
             for piece in made.pieces:
                 assert regions(piece.plan, 0, near)[1] <= slot_nbytes(made)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_one_plan_serves_other_arrays_at_every_call(monkeypatch, kind, codec):
+    """What is kept of a call holds no array: each is freed, and another one is given."""
+    expected = {call: whole_calls(monkeypatch, codec, kind, call) for call in range(4)}
+    cut_small(monkeypatch)
+    share_memory(monkeypatch, WORLDS["2x2"])
+
+    def program(comm):
+        found = [both(comm, codec, kind, call, out=call != 2) for call in range(4)]
+        assert comm._shelf._ready  # later calls are those that were kept
+        return found
+
+    for rank, calls in enumerate(on("2x2", program, min_numel=0)):
+        for call, found in enumerate(calls):
+            assert_same([found], [expected[call][rank]])
+
+
+def whole_calls(monkeypatch, codec, kind, call):
+    with monkeypatch.context() as patch:
+        uncut(patch)
+        return on("2x2", lambda comm: both(comm, codec, kind, call, out=False), min_numel=0)
+
+
+def both(comm, codec, kind, call, *, out):
+    """Return the stored results of a gather and a reduction of arrays that nobody holds after."""
+    dtype = "bfloat16" if kind == "torch" else "float32"  # NumPy has no bfloat16
+    shard = as_array(drawn((NUMEL,), dtype, call, comm.rank), dtype, kind)
+    full = as_array(drawn((4 * NUMEL,), dtype, 50 + call, comm.rank), dtype, kind)
+    places = [as_array(drawn((n,), dtype, 0, 0), dtype, kind) for n in (4 * NUMEL, NUMEL)]
+    gathered = comm.all_gather(shard, places[0] if out else None, codec=codec)
+    reduced = comm.reduce_scatter(full, places[1] if out else None, codec=codec)
+    assert not out or (gathered is places[0] and reduced is places[1])
+    return [stored_in(result)[0].copy() for result in (gathered, reduced)]
+
+
+def test_plans_that_alternate_share_slots_and_scratch(monkeypatch):
+    cut_small(monkeypatch)
+    share_memory(monkeypatch, WORLDS["2x2"])
+
+    def program(comm):
+        calls = []
+        for numel in (NUMEL, 4096 * 3, NUMEL + 5):
+            for codec in ("int4", None, "int8"):
+                calls.append(lambda numel=numel, codec=codec: operations(comm, codec, numel=numel))
+        alone = [call() for call in calls]
+        for order in (reversed(calls), calls):
+            for call in order:
+                assert_same([call()], [alone[calls.index(call)]])
+
+    on("2x2", program, min_numel=0)
+
+
+def test_the_first_pieces_and_the_last_are_smaller():
+    layout = Layout.even("bfloat16", 1 << 22, 4)
+    made = hops.make("all_gather", [layout], WORLDS["2x2"])
+    sizes = [piece.plan.messages(0, 0)[0].wire_nbytes for piece in made.pieces]
+    largest = max(sizes)
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert sizes[0] <= largest / 3
+    assert sizes[-1] <= largest / 2
+    assert sum(sizes) == 2 << 20

@@ -220,7 +220,7 @@ class _Script:
         held = [*self._held(stage)]
         for index, hop in enumerate(stage.hops, stage.first):
             last = index == stage.last
-            new = [*self._unpacks(stage, self._chunks(stage, index, hop))]
+            new: list[Pack | Unpack] = [*self._unpacks(stage, self._chunks(stage, index, hop))]
             yield _Turn(
                 Jobs([*self._packs(stage)] if index == stage.first else []),
                 tuple(self._send(index, hop, ways)),
