@@ -381,14 +381,11 @@ def test_plans_that_alternate_share_slots_and_scratch(monkeypatch):
     share_memory(monkeypatch, WORLDS["2x2"])
 
     def program(comm):
-        calls = []
-        for numel in (NUMEL, 4096 * 3, NUMEL + 5):
-            for codec in ("int4", None, "int8"):
-                calls.append(lambda numel=numel, codec=codec: operations(comm, codec, numel=numel))
-        alone = [call() for call in calls]
-        for order in (reversed(calls), calls):
-            for call in order:
-                assert_same([call()], [alone[calls.index(call)]])
+        cases = [(n, codec) for n in (NUMEL, 4096 * 3, NUMEL + 5) for codec in ("int4", None)]
+        alone = {case: operations(comm, case[1], numel=case[0]) for case in cases}
+        for order in (reversed(cases), cases):
+            for case in order:
+                assert_same([operations(comm, case[1], numel=case[0])], [alone[case]])
 
     on("2x2", program, min_numel=0)
 

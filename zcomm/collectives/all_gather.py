@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zcomm.arrays import ITEMSIZE, View
-from zcomm.collectives import pipeline
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
 from zcomm.collectives.jobs import Jobs, Move, Pack, Unpack
 from zcomm.collectives.memories import LINE_NBYTES, Layer, Memories, Region, Run
-from zcomm.collectives.pipeline import Recipe, Steps
+from zcomm.collectives.pipeline import Prepared, Steps
 from zcomm.pieces import Piece
 from zcomm.plan import Plan, WireFormat
 from zcomm.seeds import Draws
@@ -33,16 +32,22 @@ def all_gather(
 
     Hierarchical all-gather as in ZeRO++ (arXiv 2306.10209, section 4.1), for any number of levels.
     """
-    if not plan.layouts:
-        return
+    if plan.layouts:
+        views = (*shards, *fulls)
+        prepare(channel, plan, tuple(view.dtype for view in views)).run(views, draws)
 
-    views = (*shards, *fulls)
-    dtypes = tuple(view.dtype for view in views)
 
-    def write(piece: Piece, ways: Ways, batch: bool) -> _Script:
-        return _Script(channel.rank, piece, ways, dtypes, batch)
+def prepare(channel: Channel, plan: Plan, dtypes: tuple[str, ...]) -> Prepared:
+    """Return the all_gather of arrays of these dtypes, the shards' before the full ones'."""
 
-    pipeline.run(channel, plan, views, Recipe(("all_gather", dtypes), write, regions), draws)
+    def make(plan: Plan, me: int) -> Prepared:
+        def write(piece: Piece, ways: Ways, batch: bool) -> _Script:
+            return _Script(me, piece, ways, dtypes, batch)
+
+        return Prepared(channel, plan, write, regions)
+
+    prepared: Prepared = plan.memo(("all_gather of", dtypes), channel.rank, make)
+    return prepared
 
 
 class _Post(NamedTuple):

@@ -12,12 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import cached_property
+from typing import Protocol
 
 from zcomm import environment
 from zcomm.arrays import DeviceMemory, HostMemory, View
-from zcomm.codecs.backend import is_native
+from zcomm.codecs.backend import is_native, kernels
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import Courier, Direct, Mail, Posted, Ways, Written
 from zcomm.collectives.memories import Memories, Numbers
@@ -49,101 +51,101 @@ class Script(Protocol):
         """Run the piece."""
 
 
-class Recipe(NamedTuple):
-    """How the scripts of an operation are made: the same ones for calls of one ``key``.
+Write = Callable[[Piece, Ways, bool], Script]
+"""Writes the script of a piece, given the ways of its messages, and whether as few launches as
+possible matter more than an early start."""
 
-    ``write`` is given a piece, the ways of its messages, and whether as few launches as possible
-    matter more than an early start.
+
+class Prepared:
+    """A collective over one plan, for arrays of some dtypes: all that does not depend on the call.
+
+    Which kernels work in host memory is decided here, once.
     """
 
-    key: object
-    write: Callable[[Piece, Ways, bool], Script]
-    written: Written
+    def __init__(self, channel: Channel, plan: Plan, write: Write, written: Written) -> None:
+        self._channel = channel
+        self._plan = plan
+        self._write = write
+        self._written = written
+        self._native = is_native(kernels())
 
+    def run(self, views: Sequence[View], draws: Draws) -> None:
+        """Run it on the caller's arrays.
 
-def run(channel: Channel, plan: Plan, views: Sequence[View], recipe: Recipe, draws: Draws) -> None:
-    """Run a collective on the caller's arrays.
+        1. Start the next piece, unless enough are under way: it posts its receives.
+        2. Go through them, the oldest first, and resume all whose messages have arrived. A piece
+           that encodes first ends the round, so that older ones are looked at again before the
+           next.
+        3. After a round in which something moved give the core away once; otherwise sleep, longer
+           each time. After ``ZCOMM_TIMEOUT`` seconds in which nothing moves, say who is late.
 
-    1. Start the next piece, unless enough are under way: it posts its receives.
-    2. Go through them, the oldest first, and resume all whose messages have arrived. A piece that
-       encodes first ends the round, so that older ones are looked at again before the next.
-    3. After a round in which something moved give the core away once; otherwise sleep, longer each
-       time. After ``ZCOMM_TIMEOUT`` seconds in which nothing moves, say who is late.
+        Device memory goes piece by piece through exchanges, over NCCL the whole as one.
+        """
+        if isinstance(views[0].memory, DeviceMemory):
+            whole = self._channel.transport.device is not None
+            scripts = self._whole if whole else self._exchanged
+            self._exchange(scripts, Memories.of_call(views, native=False), draws)
+            return
+        memories = Memories.of_call(views, native=self._native)
+        with nullcontext() if self._native else host_kernels():
+            if self._small:
+                self._exchange(self._exchanged, memories, draws)
+            else:
+                self._pipeline(memories, draws)
 
-    Device memory goes piece by piece through exchanges, over NCCL the whole as one.
-    """
-    if isinstance(views[0].memory, DeviceMemory):
-        memories = Memories.of_call(views, native=False)
-        whole = channel.transport.device is not None
-        pieces = plan.whole if whole else plan.pieces
-        _exchange(channel, pieces, memories, _scripts(channel, plan, pieces, recipe, None), draws)
-        return
-    with host_kernels() as kernels:
-        memories = Memories.of_call(views, native=is_native(kernels))
-        _run_on_host(channel, plan, memories, recipe, draws)
+    def _pipeline(self, memories: Memories, draws: Draws) -> None:
+        loop = _Loop(self._channel, self._plan, self._posted, memories, draws)
+        try:
+            loop.run()
+        except BaseException:
+            loop.give_up()
+            raise
+        self._tally.calls += 1
 
+    def _exchange(
+        self, scripts: Sequence[tuple[Piece, Script]], memories: Memories, draws: Draws
+    ) -> None:
+        """Run piece after piece, hop after hop."""
+        channel = self._channel
+        for number, (piece, script) in enumerate(scripts):
+            scratch = channel.pool.take(script.scratch_nbytes, memories.like)
+            own = memories.of_piece([scratch[:0], scratch])
+            courier = Direct(channel, piece.plan, number, own, script.mail)
+            for pending in script.steps(channel, courier, own, draws):
+                assert pending.done()
+            channel.pool.give(scratch)
 
-def _scripts(
-    channel: Channel,
-    plan: Plan,
-    pieces: Sequence[Piece],
-    recipe: Recipe,
-    windows: Channel | None,
-) -> list[Script]:
-    """Return the scripts of all pieces; those that are ``Direct`` use no windows."""
-    batch = windows is None
+    @cached_property
+    def _small(self) -> bool:
+        plan = self._plan
+        return len(plan.pieces) == 1 and logical_nbytes(plan) <= SMALL_NBYTES
 
-    def write(_: Plan, __: int) -> list[Script]:
-        made = []
+    @cached_property
+    def _posted(self) -> list[Script]:
+        return [script for _, script in self._scripts(self._plan.pieces, self._channel)]
+
+    @cached_property
+    def _exchanged(self) -> list[tuple[Piece, Script]]:
+        return self._scripts(self._plan.pieces, None)
+
+    @cached_property
+    def _whole(self) -> list[tuple[Piece, Script]]:
+        return self._scripts(self._plan.whole, None)
+
+    def _scripts(
+        self, pieces: Sequence[Piece], windows: Channel | None
+    ) -> list[tuple[Piece, Script]]:
+        """Write the scripts of pieces; without ``windows`` every message is sent."""
+        made, numbers = [], Numbers(2 * len(self._plan.layouts))
         for piece in pieces:
-            numbers = Numbers(2 * len(plan.layouts))
-            made.append(
-                recipe.write(piece, Ways(windows, piece.plan, recipe.written, numbers), batch)
-            )
+            ways = Ways(windows, piece.plan, self._written, numbers)
+            made.append((piece, self._write(piece, ways, windows is None)))
         return made
 
-    scripts: list[Script] = plan.memo((recipe.key, batch, len(pieces)), channel.rank, write)
-    return scripts
-
-
-def _exchange(
-    channel: Channel,
-    pieces: Sequence[Piece],
-    memories: Memories,
-    scripts: Sequence[Script],
-    draws: Draws,
-) -> None:
-    """Run piece after piece, hop after hop."""
-    for number, (piece, script) in enumerate(zip(pieces, scripts, strict=True)):
-        scratch = channel.pool.take(script.scratch_nbytes, memories.like)
-        own = memories.of_piece([scratch[:0], scratch])
-        courier = Direct(channel, piece.plan, number, own, script.mail)
-        for pending in script.steps(channel, courier, own, draws):
-            assert pending.done()
-        channel.pool.give(scratch)
-
-
-def _run_on_host(
-    channel: Channel, plan: Plan, memories: Memories, recipe: Recipe, draws: Draws
-) -> None:
-    pieces = plan.pieces
-    if len(pieces) == 1 and logical_nbytes(plan) <= SMALL_NBYTES:
-        _exchange(channel, pieces, memories, _scripts(channel, plan, pieces, recipe, None), draws)
-        return
-    scripts = _scripts(channel, plan, pieces, recipe, channel)
-    loop = _Loop(channel, plan, scripts, memories, draws)
-    try:
-        loop.run()
-    except BaseException:
-        loop.give_up()
-        raise
-    _tally(channel, plan).calls += 1
-
-
-def _tally(channel: Channel, plan: Plan) -> Tally:
-    """Return the tally of what a call of the plan sends in pieces."""
-
-    def count(plan: Plan, me: int) -> Tally:
+    @cached_property
+    def _tally(self) -> Tally:
+        """The tally of what calls send in pieces."""
+        plan, me = self._plan, self._channel.rank
         counters: dict[tuple[str, int], list[int]] = {}
         for index in range(len(plan.hops)):
             for level in {message.level for message in plan.messages(index, me)}:
@@ -153,10 +155,8 @@ def _tally(channel: Channel, plan: Plan) -> Tally:
                     counter = counters[plan.counted_as, message.level]
                     counter[1] += message.logical_nbytes
                     counter[2] += message.wire_nbytes
-        return channel.traffic.tally({key: Counter(*sums) for key, sums in counters.items()})
-
-    tally: Tally = plan.memo("tally", channel.rank, count)
-    return tally
+        sums = {key: Counter(*values) for key, values in counters.items()}
+        return self._channel.traffic.tally(sums)
 
 
 @dataclass
@@ -185,7 +185,7 @@ FRESH = 1
 
 
 class _Loop:
-    """The pieces of one call under way, see :func:`run`."""
+    """The pieces of one call under way, see :meth:`Prepared.run`."""
 
     def __init__(
         self,
@@ -207,8 +207,6 @@ class _Loop:
     def run(self) -> None:
         """Run all pieces."""
         channel, flights, idle = self._channel, self._flights, _Idle(self._channel, self._plan)
-        if channel.gate.waiting is not None:
-            os.sched_yield()  # ranks that share this core begin theirs before this one encodes
         while flights or self._number < len(self._scripts):
             begun = self._begin()
             channel.transport.poll()
@@ -278,13 +276,19 @@ class _Idle:
     """Gives the core away, and notices when nothing has happened for too long."""
 
     def __init__(self, channel: Channel, plan: Plan) -> None:
-        beside = threading.current_thread() is not threading.main_thread()
-        self._longest = BESIDE_SLEEP if beside else LONGEST_SLEEP
         self._channel = channel
         self._doing = plan.counted_as
-        self._timeout = environment.seconds("ZCOMM_TIMEOUT")
         self._sleep = FIRST_SLEEP
         self._since: float | None = None
+
+    @cached_property
+    def _longest(self) -> float:
+        beside = threading.current_thread() is not threading.main_thread()
+        return BESIDE_SLEEP if beside else LONGEST_SLEEP
+
+    @cached_property
+    def _timeout(self) -> float:
+        return environment.seconds("ZCOMM_TIMEOUT")
 
     def reset(self) -> None:
         """Something has moved."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zcomm.arrays import ITEMSIZE, View
-from zcomm.collectives import pipeline
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
 from zcomm.collectives.jobs import Jobs, Pack, Recode, Reduce
 from zcomm.collectives.memories import LINE_NBYTES, Layer, Memories, Region, Run
-from zcomm.collectives.pipeline import Recipe, Steps
+from zcomm.collectives.pipeline import Prepared, Steps
 from zcomm.collectives.wire import Reduction
 from zcomm.layout import Indices, Segment
 from zcomm.pieces import Piece
@@ -46,17 +45,26 @@ def reduce_scatter(
     locally, nested as the levels are, so that it gives the bits of the hierarchical one. qgZ:
     ZeRO++ (arXiv 2306.10209, section 4.3).
     """
-    if not plan.layouts:
-        return
+    if plan.layouts:
+        views = (*fulls, *shards)
+        dtypes = tuple(view.dtype for view in views)
+        prepare(channel, plan, dtypes, reduction).run(views, draws)
 
-    views = (*fulls, *shards)
-    dtypes = tuple(view.dtype for view in views)
 
-    def write(piece: Piece, ways: Ways, batch: bool) -> _Script:
-        return _Script(channel.rank, piece, ways, dtypes, reduction, batch)
+def prepare(
+    channel: Channel, plan: Plan, dtypes: tuple[str, ...], reduction: Reduction
+) -> Prepared:
+    """Return the reduce_scatter of arrays of these dtypes, the full ones' before the shards'."""
 
-    key = "reduce_scatter", dtypes, reduction
-    pipeline.run(channel, plan, views, Recipe(key, write, regions), draws)
+    def make(plan: Plan, me: int) -> Prepared:
+        def write(piece: Piece, ways: Ways, batch: bool) -> _Script:
+            return _Script(me, piece, ways, dtypes, reduction, batch)
+
+        return Prepared(channel, plan, write, regions)
+
+    key = "reduce_scatter of", dtypes, reduction
+    prepared: Prepared = plan.memo(key, channel.rank, make)
+    return prepared
 
 
 def regions(plan: Plan, sender: int, near: frozenset[int]) -> tuple[Regions, int]:
