@@ -115,8 +115,12 @@ class Packing(NamedTuple):
 
 def pack_all(packings: Iterable[Packing]) -> None:
     """Write several wire chunks; on a device all those of one array are one launch."""
+    waiting = list(packings)
+    if len(waiting) == 1:
+        pack(*waiting[0])
+        return
     batches: dict[tuple[Codec, int], list[Packing]] = {}
-    for one in packings:
+    for one in waiting:
         codec = encoder(one.wire, one.source.view.dtype)
         if codec is None or not isinstance(one.source.view.memory, DeviceMemory):
             pack(one.wire, one.source, one.out, one.seed)
