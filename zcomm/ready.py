@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from zcomm.arrays import View, dtype_name
 from zcomm.codecs import kernels
-from zcomm.collectives import all_gather, reduce_scatter
+from zcomm.collectives.all_gather import all_gather
+from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.small import Table, fits, reduces, whole
 from zcomm.collectives.wire import Reduction, nested_reduce
 from zcomm.plan import AllReduce, Plan, WireFormat
@@ -83,8 +84,7 @@ class Shelf:
     ) -> None:
         """Make ready the all_gather, in pieces, of arrays like ``x`` into arrays like ``out``."""
         if _is_plain_pair(x, out) and _is_one_plain_item(x, plan):
-            dtype = dtype_name(x if out is None else out)
-            self._keep(x, how, partial(_large_gather, self._table, words, plan, dtype), out)
+            self._keep(x, how, partial(_large_gather, self._table, words, plan), out)
 
     def keep_large_reduction(
         self, x: Any, how: tuple[Any, ...], out: Any, words: str, plan: Plan, reduction: Reduction
@@ -94,8 +94,7 @@ class Shelf:
         Without ``out`` there is none: the shape of the result is worked out at every call.
         """
         if out is not None and _is_plain_pair(x, out) and _is_one_plain_item(x, plan):
-            kept = self._table, words, plan, reduction, dtype_name(out)
-            self._keep(x, how, partial(_large_reduction, *kept), out)
+            self._keep(x, how, partial(_large_reduction, self._table, words, plan, reduction), out)
 
     def _keep(
         self, x: Any, how: tuple[Any, ...], make: Callable[[_Port], Call], out: Any = None
@@ -304,14 +303,13 @@ def _all_gather(table: Table, words: str, port: _Port) -> Call:
     return call
 
 
-def _large_gather(table: Table, words: str, plan: Plan, out_dtype: str, port: _Port) -> Call:
-    guard, rows = table.guard, plan.topology.size
-    prepared = all_gather.prepare(table.channel, plan, (plan.layouts[0].dtype, out_dtype))
+def _large_gather(table: Table, words: str, plan: Plan, port: _Port) -> Call:
+    channel, guard, rows = table.channel, table.guard, plan.topology.size
 
     def call(x: Any, out: Any) -> Any:
         guard.open(words)
         made = port.empty(rows) if out is None else out
-        prepared.run((port.view(x), port.view(made)), NO_DRAWS)
+        all_gather(channel, plan, [port.view(x)], [port.view(made)], NO_DRAWS)
         guard.settle()
         return made
 
@@ -319,14 +317,13 @@ def _large_gather(table: Table, words: str, plan: Plan, out_dtype: str, port: _P
 
 
 def _large_reduction(
-    table: Table, words: str, plan: Plan, reduction: Reduction, out_dtype: str, port: _Port
+    table: Table, words: str, plan: Plan, reduction: Reduction, port: _Port
 ) -> Call:
-    guard, dtypes = table.guard, (plan.layouts[0].dtype, out_dtype)
-    prepared = reduce_scatter.prepare(table.channel, plan, dtypes, reduction)
+    channel, guard = table.channel, table.guard
 
     def call(x: Any, out: Any) -> Any:
         guard.open(words)
-        prepared.run((port.view(x), port.view(out)), NO_DRAWS)
+        reduce_scatter(channel, plan, [port.view(x)], [port.view(out)], reduction, NO_DRAWS)
         guard.settle()
         return out
 
