@@ -107,9 +107,14 @@ class Shelf:
             return
         if port.nbytes == 0 or not port.fits(x):
             return
+        signature = _signature(x, how, out)
+        try:
+            hash(signature)
+        except TypeError:  # an option that is a list
+            return
         if len(self._ready) >= MOST:
             self._ready.clear()
-        self._ready[_signature(x, how, out)] = _Ready(port.fits, make(port))
+        self._ready[signature] = _Ready(port.fits, make(port))
 
 
 def _signature(x: Any, how: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -124,7 +129,9 @@ def _is_plain_pair(x: Any, out: Any) -> bool:
 
 def _is_one_plain_item(x: Any, plan: Plan) -> bool:
     """Tell whether a plan moves one array in its own dtype, and draws nothing."""
-    return len(plan.layouts) == 1 and plan.layouts[0].dtype == dtype_name(x) and not plan.draws
+    if isinstance(x, list | tuple) or len(plan.layouts) != 1 or plan.draws:
+        return False
+    return plan.layouts[0].dtype == dtype_name(x)
 
 
 def _is_plain_tensor(x: Any) -> bool:

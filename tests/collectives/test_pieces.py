@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import zcomm
 from tests.collectives import oracle
@@ -356,6 +357,38 @@ def test_one_plan_serves_other_arrays_at_every_call(monkeypatch, kind, codec):
     for rank, calls in enumerate(on("2x2", program, min_numel=0)):
         for call, found in enumerate(calls):
             assert_same([found], [expected[call][rank]])
+
+
+def test_what_is_kept_tells_calls_apart(monkeypatch):
+    """Options, a list of one array, a list of codecs, another dtype of the result, min_numel."""
+    cut_small(monkeypatch)
+
+    def program(comm):
+        shard = as_array(drawn((NUMEL,), "bfloat16", 1, comm.rank), "bfloat16", "torch")
+        full = as_array(drawn((4 * NUMEL,), "bfloat16", 2, comm.rank), "bfloat16", "torch")
+        found = []
+        for _ in range(2):
+            for codec in (None, "int8", ["int8", "int8"], ("int8", "int8")):
+                found.append(comm.all_gather(shard, codec=codec))
+                found.append(comm.all_gather([shard], codec=codec)[0])
+                for op in ("sum", "avg"):
+                    for dtype in (torch.bfloat16, torch.float32):
+                        out = torch.empty(NUMEL, dtype=dtype)
+                        assert comm.reduce_scatter(full, out, op=op, codec=codec) is out
+                        found.append(out)
+                out = torch.empty(4 * NUMEL, dtype=torch.float32)
+                found.append(comm.all_gather(shard, out, codec=codec))
+            comm.min_numel = 1 << 40
+        first, second = found[: len(found) // 2], found[len(found) // 2 :]
+        exact, quantised = first[: len(first) // 4], first[len(first) // 4 : len(first) // 2]
+        for call in range(4):  # quantised ones are exact where the message is too small for it
+            assert_same([second[call * len(exact) :][: len(exact)]], [exact])
+        for call in range(1, 4):
+            assert_same([first[call * len(exact) :][: len(exact)]], [quantised])
+        assert not (exact[0] == quantised[0]).all()
+        assert not (exact[2] == exact[4]).all()
+
+    on("2x2", program, min_numel=0)
 
 
 def whole_calls(monkeypatch, codec, kind, call):
