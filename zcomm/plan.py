@@ -136,9 +136,16 @@ class Plan:
         return tuple(range(self.topology.size))
 
     def outward(self, hop: Hop, rank: int) -> list[int]:
-        """Return the same ranks, the most distant first, itself last."""
-        far = self.topology.distance
-        return sorted(self.peers(hop, rank), key=lambda peer: (peer == rank, -far(rank, peer)))
+        """Return the same ranks, the most distant first, itself last.
+
+        Those of one distance begin with the next higher: no two ranks send to one of them at once.
+        """
+        far, size = self.topology.distance, self.topology.size
+
+        def order(peer: int) -> tuple[bool, int, int]:
+            return peer == rank, -far(rank, peer), (peer - rank) % size
+
+        return sorted(self.peers(hop, rank), key=order)
 
     def memo(self, name: Hashable, rank: int, make: Callable[[Plan, int], Any]) -> Any:
         """Return what ``make(plan, rank)`` returned when it was first asked for under a name."""

@@ -109,7 +109,7 @@ def _layout_store(plan: Plan, rank: int) -> _Store:
 def _hop(plan: Plan, index: int, me: int, spans: dict[int, slice]) -> _Hop:
     hop = plan.hops[index]
     posts = []
-    for peer in plan.peers(hop, me):
+    for peer in plan.outward(hop, me):
         if peer != me:
             cargo = plan.cargo(hop, peer, me)
             place = _run(spans, cargo) if cargo[0] in spans else None
