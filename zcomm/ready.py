@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zcomm.arrays import View, dtype_name
+from zcomm.arrays import ITEMSIZE, View, dtype_name
 from zcomm.codecs import kernels
 from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.reduce_scatter import reduce_scatter
@@ -84,7 +84,8 @@ class Shelf:
     ) -> None:
         """Make ready the all_gather, in pieces, of arrays like ``x`` into arrays like ``out``."""
         if _is_plain_pair(x, out) and _is_one_plain_item(x, plan):
-            self._keep(x, how, partial(_large_gather, self._table, words, plan), out)
+            dtype = dtype_name(x if out is None else out)
+            self._keep(x, how, partial(_large_gather, self._table, words, plan, dtype), out)
 
     def keep_large_reduction(
         self, x: Any, how: tuple[Any, ...], out: Any, words: str, plan: Plan, reduction: Reduction
@@ -94,7 +95,8 @@ class Shelf:
         Without ``out`` there is none: the shape of the result is worked out at every call.
         """
         if out is not None and _is_plain_pair(x, out) and _is_one_plain_item(x, plan):
-            self._keep(x, how, partial(_large_reduction, self._table, words, plan, reduction), out)
+            kept = self._table, words, plan, reduction, dtype_name(out)
+            self._keep(x, how, partial(_large_reduction, *kept), out)
 
     def _keep(
         self, x: Any, how: tuple[Any, ...], make: Callable[[_Port], Call], out: Any = None
@@ -152,10 +154,9 @@ class _NumpyPort:
         """Tell whether the elements lie one after the other, and may be written."""
         return x.flags.carray
 
-    @staticmethod
-    def view(x: npt.NDArray[Any]) -> View:
-        """Return the view of an array."""
-        return View(x.reshape(-1).view(np.uint8), dtype_name(x))
+    def viewer(self, dtype: str, numel: int) -> Callable[[npt.NDArray[Any]], View]:
+        """Return what makes views of contiguous arrays of a dtype."""
+        return lambda x: View(x.reshape(-1).view(np.uint8), dtype)
 
     def empty(self, rows: int) -> npt.NDArray[Any]:
         """Allocate as much as ``rows`` of these arrays, one after the other."""
@@ -209,11 +210,20 @@ class _TorchPort:
         """Tell whether the elements lie one after the other, in host memory."""
         return bool(x.is_cpu and x.is_contiguous() and not x.is_neg())
 
-    @staticmethod
-    def view(x: Any) -> View:
-        """Return the view of a tensor."""
-        torch = sys.modules["torch"]
-        return View(x.detach().view(-1).view(torch.uint8).numpy(), dtype_name(x))
+    def viewer(self, dtype: str, numel: int) -> Callable[[Any], View]:
+        """Return what makes views of contiguous tensors of a dtype and so many elements.
+
+        By address: each operation of torch takes long where the caches hold something else. The
+        memory keeps the tensor alive.
+        """
+        kind = ctypes.c_ubyte * (numel * ITEMSIZE[dtype])
+
+        def view(x: Any) -> View:
+            memory: Any = kind.from_address(x.data_ptr())
+            memory.owner = x
+            return View(np.frombuffer(memory, np.uint8), dtype)
+
+        return view
 
     def empty(self, rows: int) -> Any:
         """Allocate as much as ``rows`` of these tensors, one after the other."""
@@ -310,13 +320,16 @@ def _all_gather(table: Table, words: str, port: _Port) -> Call:
     return call
 
 
-def _large_gather(table: Table, words: str, plan: Plan, port: _Port) -> Call:
+def _large_gather(table: Table, words: str, plan: Plan, out_dtype: str, port: _Port) -> Call:
     channel, guard, rows = table.channel, table.guard, plan.topology.size
+    layout = plan.layouts[0]
+    shard = port.viewer(layout.dtype, layout.shard_numel(channel.rank))
+    full = port.viewer(out_dtype, layout.numel)
 
     def call(x: Any, out: Any) -> Any:
         guard.open(words)
         made = port.empty(rows) if out is None else out
-        all_gather(channel, plan, [port.view(x)], [port.view(made)], NO_DRAWS)
+        all_gather(channel, plan, (shard(x),), (full(made),), NO_DRAWS)
         guard.settle()
         return made
 
@@ -324,13 +337,15 @@ def _large_gather(table: Table, words: str, plan: Plan, port: _Port) -> Call:
 
 
 def _large_reduction(
-    table: Table, words: str, plan: Plan, reduction: Reduction, port: _Port
+    table: Table, words: str, plan: Plan, reduction: Reduction, out_dtype: str, port: _Port
 ) -> Call:
-    channel, guard = table.channel, table.guard
+    channel, guard, layout = table.channel, table.guard, plan.layouts[0]
+    full = port.viewer(layout.dtype, layout.numel)
+    shard = port.viewer(out_dtype, layout.shard_numel(channel.rank))
 
     def call(x: Any, out: Any) -> Any:
         guard.open(words)
-        reduce_scatter(channel, plan, [port.view(x)], [port.view(out)], reduction, NO_DRAWS)
+        reduce_scatter(channel, plan, (full(x),), (shard(out),), reduction, NO_DRAWS)
         guard.settle()
         return out
 

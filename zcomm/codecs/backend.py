@@ -12,7 +12,6 @@ GIL.
 import functools
 import importlib
 import logging
-import sys
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -113,11 +112,6 @@ def kernels() -> Kernels:
         return _load("reference")
     native.select(instructions)  # type: ignore[attr-defined]
     return native
-
-
-def is_native(chosen: Kernels) -> bool:
-    """Tell whether kernels are the native ones."""
-    return chosen is sys.modules.get(f"{__package__}.native")
 
 
 def _load(name: str) -> Kernels:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from zcomm.arrays import DeviceMemory, HostMemory
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.memories import Memories, Numbers, Region
-from zcomm.pieces import in_flight, slot_nbytes
+from zcomm.pieces import slot_nbytes
 from zcomm.plan import Plan
 from zcomm.transports.base import Pending
 from zcomm.transports.windows import Windows
@@ -264,13 +264,14 @@ class Posted:
     """Messages posted ahead and polled; windows inside the node. For host memory."""
 
     def __init__(
-        self, channel: Channel, plan: Plan, number: int, memories: Memories, mail: Mail
+        self, channel: Channel, number: int, num_slots: int, memories: Memories, mail: Mail
     ) -> None:
         self._channel = channel
         self._transport = channel.transport
         self._number = number
-        self._num_slots = in_flight(plan)
-        self._slot = number % self._num_slots
+        self._windows = channel.transport.windows
+        self._num_slots = num_slots
+        self._slot = number % num_slots
         self._memories = memories
         self._mail = mail
         self._arrivals: list[Pending] = []
@@ -279,14 +280,14 @@ class Posted:
 
     def open(self) -> Pending:
         """See :class:`Courier`."""
-        windows = self._transport.windows
+        windows = self._windows
         if windows is None or not self._mail.ways.slot:
             return DONE
         return FreeSlot(windows, self._slot, self._num_slots)
 
     def expect(self) -> None:
         """See :class:`Courier`."""
-        ranks, windows = self._channel.ranks, self._transport.windows
+        ranks, windows = self._channel.ranks, self._windows
         for index, posts in enumerate(self._mail.receives):
             recvs = {ranks[p.peer]: self._host(p.region) for p in posts if p.sent}
             owners = [ranks[p.peer] for p in posts if p.shared and p.region.nbytes]
@@ -307,8 +308,8 @@ class Posted:
             message = {rank: self._host(post.region)}
             self._sending.append(self._transport.send(message, tag_of(self._number, index)))
         elif post.region.nbytes:
-            assert self._transport.windows is not None
-            self._transport.windows.publish(self._slot, rank)
+            assert self._windows is not None
+            self._windows.publish(self._slot, rank)
 
     def arrival(self, index: int) -> Pending:
         """See :class:`Courier`."""

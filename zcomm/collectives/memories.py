@@ -7,13 +7,13 @@ writes, scratch memory, and the slots of near peers. A *region* is a run of byte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from zcomm.arrays import ITEMSIZE, DeviceMemory, Memory, View
+from zcomm.arrays import ITEMSIZE, Memory, View
 from zcomm.collectives.wire import Place
 from zcomm.layout import Indices
 
@@ -22,6 +22,9 @@ LINE_NBYTES = 64
 
 Rows = npt.NDArray[np.int64]
 """Where memories lie, for native programs: (address, bytes) of each."""
+
+Bind = Callable[[Rows, int, Any], None]
+"""Writes where a memory lies to a row, see :func:`zcomm.codecs.native.bind`."""
 
 
 class Region(NamedTuple):
@@ -96,21 +99,35 @@ class Memories:
     ``rows`` is None where the native kernels do not reach them: on a device, or without the module.
     """
 
-    def __init__(self, views: Sequence[View], all_: list[Memory], rows: Rows | None) -> None:
+    __slots__ = ("_all", "_views", "rows")
+
+    def __init__(self, views: Sequence[View], memories: list[Memory], rows: Rows | None) -> None:
         self._views = views
-        self._all = all_
+        self._all = memories
         self.rows = rows
 
     @staticmethod
-    def of_call(views: Sequence[View], *, native: bool) -> Memories:
-        """Return the memories of the caller's arrays."""
+    def of_call(views: Sequence[View], bind: Bind | None) -> Memories:
+        """Return the memories of the caller's arrays; ``bind`` is that of the native kernels."""
         memories = [view.memory for view in views]
-        return Memories(views, memories, _bound(memories) if native else None)
+        if bind is None:
+            return Memories(views, memories, None)
+        rows = np.empty((len(memories), 2), np.int64)
+        for row, memory in enumerate(memories):
+            bind(rows, row, memory)
+        return Memories(views, memories, rows)
 
-    def of_piece(self, own: Sequence[Memory]) -> Memories:
+    def of_piece(self, own: Sequence[Memory], bind: Bind | None) -> Memories:
         """Return these memories, followed by those of one piece."""
-        rows = None if self.rows is None else _bound(own, self.rows)
-        return Memories(self._views, [*self._all, *own], rows)
+        memories = [*self._all, *own]
+        if bind is None or self.rows is None:
+            return Memories(self._views, memories, None)
+        first = len(self.rows)
+        rows = np.empty((len(memories), 2), np.int64)
+        rows[:first] = self.rows
+        for row, memory in enumerate(own, first):
+            bind(rows, row, memory)
+        return Memories(self._views, memories, rows)
 
     @property
     def like(self) -> Memory:
@@ -124,16 +141,3 @@ class Memories:
     def place(self, run: Run) -> Place:
         """Return the segments of an array."""
         return Place(self._views[run.array], run.starts, run.lengths)
-
-
-def _bound(memories: Sequence[Memory], before: Rows | None = None) -> Rows:
-    from zcomm.codecs import native
-
-    first = 0 if before is None else len(before)
-    rows = np.empty((first + len(memories), 2), np.int64)
-    if before is not None:
-        rows[:first] = before
-    for row, memory in enumerate(memories, first):
-        assert not isinstance(memory, DeviceMemory)
-        native.bind(rows, row, memory)
-    return rows

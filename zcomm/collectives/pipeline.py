@@ -11,18 +11,17 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 from zcomm import environment
 from zcomm.arrays import DeviceMemory, HostMemory, View
-from zcomm.codecs.backend import is_native, kernels
+from zcomm.codecs.backend import kernels
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import Courier, Direct, Mail, Posted, Ways, Written
-from zcomm.collectives.memories import Memories, Numbers
+from zcomm.collectives.memories import Bind, Memories, Numbers
 from zcomm.collectives.wire import host_kernels
 from zcomm.pieces import Piece, in_flight, logical_nbytes
 from zcomm.plan import Plan
@@ -71,7 +70,9 @@ class Prepared:
         self._plan = plan
         self._write = write
         self._written = written
-        self._native = is_native(kernels())
+        chosen = kernels()
+        self._bind: Bind | None = getattr(chosen, "bind", None)
+        self._most = in_flight(plan)
 
     def run(self, views: Sequence[View], draws: Draws) -> None:
         """Run it on the caller's arrays.
@@ -88,17 +89,21 @@ class Prepared:
         if isinstance(views[0].memory, DeviceMemory):
             whole = self._channel.transport.device is not None
             scripts = self._whole if whole else self._exchanged
-            self._exchange(scripts, Memories.of_call(views, native=False), draws)
+            self._exchange(scripts, Memories.of_call(views, None), draws)
             return
-        memories = Memories.of_call(views, native=self._native)
-        with nullcontext() if self._native else host_kernels():
-            if self._small:
-                self._exchange(self._exchanged, memories, draws)
-            else:
+        memories = Memories.of_call(views, self._bind)
+        if self._small:
+            self._exchange(self._exchanged, memories, draws)
+        elif self._bind is not None:
+            self._pipeline(memories, draws)
+        else:
+            with host_kernels():
                 self._pipeline(memories, draws)
 
     def _pipeline(self, memories: Memories, draws: Draws) -> None:
-        loop = _Loop(self._channel, self._plan, self._posted, memories, draws)
+        loop = _Loop(
+            self._channel, self._plan, self._posted, memories, draws, self._most, self._bind
+        )
         try:
             loop.run()
         except BaseException:
@@ -113,7 +118,7 @@ class Prepared:
         channel = self._channel
         for number, (piece, script) in enumerate(scripts):
             scratch = channel.pool.take(script.scratch_nbytes, memories.like)
-            own = memories.of_piece([scratch[:0], scratch])
+            own = memories.of_piece([scratch[:0], scratch], self._bind)
             courier = Direct(channel, piece.plan, number, own, script.mail)
             for pending in script.steps(channel, courier, own, draws):
                 assert pending.done()
@@ -198,13 +203,17 @@ class _Loop:
         scripts: Sequence[Script],
         memories: Memories,
         draws: Draws,
+        most: int,
+        bind: Bind | None,
     ) -> None:
         self._channel = channel
         self._plan = plan
+        self._windows = channel.transport.windows
+        self._bind = bind
         self._scripts = scripts
         self._memories = memories
         self._draws = draws
-        self._most = in_flight(plan)
+        self._most = most
         self._flights: deque[_Flight] = deque()
         self._number = 0
 
@@ -234,26 +243,26 @@ class _Loop:
         channel, number, script = self._channel, self._number, self._scripts[self._number]
         scratch = channel.pool.take(script.scratch_nbytes, self._memories.like)
         assert not isinstance(scratch, DeviceMemory)
-        memories = self._memories.of_piece([*self._slots(script, scratch)])
-        courier = Posted(channel, self._plan, number, memories, script.mail)
+        memories = self._memories.of_piece(self._own(script, scratch), self._bind)
+        courier = Posted(channel, number, self._most, memories, script.mail)
         steps = script.steps(channel, courier, memories, self._draws)
         self._flights.append(_Flight(steps, scratch))
         self._flights[-1].begin()
         self._number += 1
         return True
 
-    def _slots(self, script: Script, scratch: HostMemory) -> Iterator[HostMemory]:
+    def _own(self, script: Script, scratch: HostMemory) -> list[HostMemory]:
         """Return the slot of this rank, scratch memory, and the slots of near peers."""
-        channel, ways, windows = self._channel, script.mail.ways, self._channel.transport.windows
+        channel, windows, most = self._channel, self._windows, self._most
         if windows is None:
-            yield scratch[:0]
-            yield scratch
-            return
-        slot = self._number % self._most
-        yield windows.slot(channel.transport.rank, slot, self._most)
-        yield scratch
-        for peer in ways.peers:
-            yield windows.slot(channel.ranks[peer], slot, self._most)
+            return [scratch[:0], scratch]
+        slot = self._number % most
+        peers = script.mail.ways.peers
+        return [
+            windows.slot(channel.transport.rank, slot, most),
+            scratch,
+            *(windows.slot(channel.ranks[peer], slot, most) for peer in peers),
+        ]
 
     def _round(self) -> bool:
         """Resume what can be resumed; tell whether anything was.
