@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.launch import UsageError
-from benchmarks.wire import floor, instant, others, report, tables
+from benchmarks.wire import floor, instant, others, report, summary, tables
 from benchmarks.wire.options import parse
 from benchmarks.wire.targets import FLOOR, TARGETS, Measured, Place, judge
 from topology import Level, Topology
@@ -259,7 +259,7 @@ def test_the_quietest_run_of_a_disturbed_case_is_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tables.subprocess, "call", run)
     path = tables._run("4x1", 3, tmp_path)
-    assert tables.disturbance(tables.read(path)) == 0.1
+    assert tables.disturbance(summary.read(path)) == 0.1
 
 
 def test_a_case_that_fails_is_said(tmp_path, monkeypatch, capsys):
@@ -268,12 +268,39 @@ def test_a_case_that_fails_is_said(tmp_path, monkeypatch, capsys):
     assert "failed: 4x1" in capsys.readouterr().out
 
 
+def cells_of(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+WHERE = {"num_nodes": 2, "num_ranks": 4, "nominal_rate": 10**9}
+
+
 def test_summary_says_what_was_missed():
     median = [Measured("zcomm int8", "zcomm", "int8", 1.1, 1.0)]
     (verdict,) = judge(USUAL, "all_gather", "bfloat16", median)
-    where = {"num_nodes": 2, "num_ranks": 4, "nominal_rate": 10**9}
-    last = tables.summary([report.verdict_object(verdict, where, USUAL.nbytes)])[-1]
-    cells = [cell.strip() for cell in last.strip("|").split("|")]
-    assert cells == [
-        "2 x 2, 1 Gbit/s, 8", "all_gather int8 bfloat16", "floor", "1.10", "≤ 1.06", "missed",
+    last = summary.verdicts([report.verdict_object(verdict, WHERE, USUAL.nbytes)])[-1]
+    what = "all_gather int8 bfloat16"
+    assert cells_of(last) == [
+        "2x2, 1 Gbit/s, 8 MiB", what, "floor", "1.10", "≤ 1.06", "missed"
     ]  # fmt: skip
+
+
+def test_summary_of_medians(tmp_path, capsys):
+    rows = [
+        row_of(),
+        row_of("gloo list", library="gloo", codec=None, ms=(9.0,)),
+        row_of("gloo tensor", library="gloo", codec=None, ms=(8.0,)),
+    ]
+    items = [report.row_object(row, WHERE, report.Quality(0.012, 0)) for row in rows]
+    lines = "".join(json.dumps(item) + "\n" for item in items)
+    (tmp_path / "1gbit.jsonl").write_text(lines)
+    assert tables.main(["--read", "-J", str(tmp_path)]) == 0
+    last = cells_of(capsys.readouterr().out.splitlines()[-1])
+    what = "all_gather bfloat16"
+    assert last == ["2x2, 1 Gbit/s, 8 MiB", what, "int8 2 (1.25)", "8", "-", "1%"]
+
+
+def test_nothing_to_summarise():
+    assert summary.verdicts([{"kind": "header"}]) == summary.medians([{"kind": "header"}]) == []
+    with pytest.raises(UsageError, match="-J FOLDER"):
+        tables.parse(["--read"])
