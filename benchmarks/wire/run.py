@@ -234,10 +234,7 @@ def _row(
     num_wrong: int | None,
 ) -> Row:
     case, ours = variant.case, variant.library == "zcomm"
-    num_nodes = len(floor.nodes(bench.comm.topology))
-    nbytes = floor.exact_nbytes(case.operation.name, case.size, num_nodes)
-    if ours and num_nodes > 1:
-        nbytes = levels[-1]
+    nbytes = floor.least_nbytes(case, bench.comm.topology)
     busiest = bench.comm.all_gather_values(np.array([np.median(left)])).max()
     return Row(
         operation=case.operation.name,

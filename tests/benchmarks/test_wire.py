@@ -5,11 +5,19 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.collectives.cases import DATA_TYPES, OPERATIONS, Case
 from benchmarks.launch import UsageError
 from benchmarks.wire import floor, instant, others, report, summary, tables
 from benchmarks.wire.options import parse
 from benchmarks.wire.targets import FLOOR, TARGETS, Measured, Place, judge
 from topology import Level, Topology
+from topology import parse as parse_topology
+
+
+def spec_topology(text):
+    sizes = [int(word) for word in text.split("x")]
+    return parse_topology(text, sizes[0] * sizes[1])
+
 
 USUAL = Place(2, 2, 10**9, 8 * 2**20)
 TWO_NODES = Topology((Level("node", ((0, 1), (2, 3))), Level("network", ((0, 1, 2, 3),))))
@@ -35,12 +43,35 @@ def row_of(name="zcomm int8", *, library="zcomm", codec="int8", ms=(3.0, 1.0, 2.
 # --- the floor ---
 
 
-def test_exact_bytes_that_leave_a_node():
+def least(name, spec, count, codec=None, dtype="bfloat16", algorithm="auto"):
+    topology = spec_topology(spec)
+    operation = OPERATIONS[name]
+    op = "sum" if operation.reduces else None
+    how = {"op": op, "codec": codec, "algorithm": algorithm}
+    return floor.least_nbytes(
+        Case(operation, DATA_TYPES[dtype], count, topology.size, **how), topology
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
+def test_exact_bytes_that_leave_a_node(algorithm):
     """Of M bytes a node must get the other nodes' parts, and so send its own: counted by hand."""
-    assert floor.exact_nbytes("all_gather", 8000, 2) == 4000
-    assert floor.exact_nbytes("reduce_scatter", 8000, 4) == 6000
-    assert floor.exact_nbytes("all_reduce", 8000, 4) == 12000
-    assert floor.exact_nbytes("all_gather", 8000, 1) == 0
+    assert least("all_gather", "2x2", 1000, algorithm=algorithm) == 4000
+    assert least("reduce_scatter", "2x2", 1000, algorithm=algorithm) == 4000
+    assert least("all_gather", "4x1", 1000, algorithm="flat") == 3 * 2000
+    assert (
+        least("all_reduce", "2x2", 64 * 1024, dtype="float", algorithm=algorithm) == 4 * 64 * 1024
+    )
+
+
+def test_quantised_bytes_that_leave_a_node():
+    """Two chunks of 4096 elements: a byte or half of one each, and a scale of 2 bytes a block."""
+    assert least("all_gather", "2x2", 4096, "int8") == 2 * (4096 + 16 * 2)
+    assert least("reduce_scatter", "2x2", 4096, "int4") == 2 * (2048 + 32 * 2)
+
+
+def test_one_node_sends_nothing():
+    assert least("all_gather", "1x4", 1000) == 0
 
 
 def test_seconds_on_a_link_leave_the_credit_out():
@@ -91,6 +122,15 @@ def test_no_target_elsewhere(place):
 def test_a_target_needs_what_it_compares_with():
     alone = [Measured("ours", "zcomm", "int8", 1.0, None)]
     assert judge(USUAL, "all_gather", "bfloat16", alone) == ()
+
+
+def test_the_fastest_algorithm_is_judged():
+    measured = [
+        Measured("flat", "zcomm", "int8", 2.0, 1.0),
+        Measured("auto", "zcomm", "int8", 1.05, 1.0),
+    ]
+    (verdict,) = judge(USUAL, "all_gather", "bfloat16", measured)
+    assert (verdict.name, verdict.reached) == ("auto", True)
 
 
 def test_the_best_exact_way_may_be_our_own():
