@@ -92,8 +92,13 @@ def validate(options: Options, comm: Communicator) -> None:
     """Compare options with the topology of the job, before anything runs.
 
     Raises:
-        UsageError: a codec or an algorithm that this job cannot have.
+        UsageError: a codec or an algorithm that this job cannot have, or nothing for a rank to do.
     """
+    for name in options.operations:
+        if _case(name, options.sizes[0], options, comm).count == 0:
+            raise UsageError(
+                f"-b {options.sizes[0]}: less than 16 bytes for each of {comm.size} ranks"
+            )
     levels = len(comm.topology.levels)
     try:
         for algorithm in options.algorithms:
