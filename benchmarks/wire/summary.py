@@ -24,7 +24,7 @@ def verdicts(lines: Sequence[Item]) -> list[str]:
         sign = "≤" if item["aimed_against"] == ["floor"] else "≥"
         reached = "reached" if item["reached"] else "missed"
         aim = f"{sign} {item['aimed']:g}"
-        ratio = f"{item['ratio']:.2f}"
+        ratio = f"{item['ratio']:.3f}"
         table.append(_cells(place(item), what, item["against"], ratio, aim, reached))
     return table if found else []
 

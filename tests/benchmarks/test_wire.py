@@ -321,7 +321,7 @@ def test_summary_says_what_was_missed():
     last = summary.verdicts([report.verdict_object(verdict, WHERE, USUAL.nbytes)])[-1]
     what = "all_gather int8 bfloat16"
     assert cells_of(last) == [
-        "2x2, 1 Gbit/s, 8 MiB", what, "floor", "1.10", "≤ 1.06", "missed"
+        "2x2, 1 Gbit/s, 8 MiB", what, "floor", "1.100", "≤ 1.06", "missed"
     ]  # fmt: skip
 
 
