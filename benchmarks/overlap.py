@@ -78,8 +78,8 @@ class Variant:
 class Result:
     """Seconds of every call by kind, and how many multiplications a call computed.
 
-    ``cpu``: seconds of CPU time that communication alone takes on the busiest rank, the median; what
-    is on a core there cannot be hidden on it.
+    ``cpu``: seconds of CPU time that communication alone takes on the busiest rank, the median:
+    what takes the core cannot be hidden on it.
     """
 
     name: str
@@ -156,9 +156,8 @@ def run(options: Options, comm: Communicator) -> int:
         watch = others.Watch(instant.kernel())
         results = _measure(options, pace, variants)
         quality = report.Quality(watch.part(world), 0)
-    say(
-        f"# {'variant':<24}{'alone ms':>10}{'its CPU':>9}{'computing':>11}{'both':>9}{'ratio':>8}{'hidden':>8}"
-    )
+    titles = ("alone ms", 10), ("its CPU", 9), ("computing", 11), ("both", 9), ("ratio", 8)
+    say(f"# {'variant':<24}" + "".join(f"{title:>{n}}" for title, n in (*titles, ("hidden", 8))))
     for result in results:
         say(_line(result, link))
         rate = None if link is None else link.nominal
