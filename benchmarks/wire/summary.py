@@ -11,8 +11,9 @@ Item = dict[str, Any]
 
 
 def read(path: Path) -> list[Item]:
-    """Return the objects of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Return the objects of a file of JSON lines, each with the file's name as its ``case``."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [{**json.loads(line), "case": path.stem} for line in lines]
 
 
 def verdicts(lines: Sequence[Item]) -> list[str]:
@@ -31,13 +32,13 @@ def verdicts(lines: Sequence[Item]) -> list[str]:
 
 def medians(lines: Sequence[Item]) -> list[str]:
     """Return a row for every case: zcomm's variants, then the better call of each peer."""
-    cases: dict[tuple[str, str, str], list[Item]] = {}
+    cases: dict[tuple[str, str, str, str], list[Item]] = {}
     for item in lines:
         if item["kind"] == "row":
-            key = place(item), item["operation"], item["dtype"]
+            key = item["case"], place(item), item["operation"], item["dtype"]
             cases.setdefault(key, []).append(item)
     table = _head("where", "operation", "zcomm: ms (x floor)", "gloo ms", "MPI ms", "others' CPU")
-    for (where, operation, dtype), items in cases.items():
+    for (_, where, operation, dtype), items in cases.items():
         ours = [_ours(item) for item in items if item["library"] == "zcomm"]
         peers = [_best(items, library) for library in ("gloo", "mpi")]
         taken = items[0]["others"]
