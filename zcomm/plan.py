@@ -11,7 +11,7 @@ those of the communicator. One-rank levels have no hop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -87,22 +87,24 @@ class Plan:
     nesting: Topology
     partials: tuple[WireFormat, ...]
     counted_as: str
-    regions: dict[int, dict[tuple[int, int], slice]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    """Where ranks of this node write their messages, see :mod:`zcomm.collectives.courier`."""
     _messages: dict[tuple[int, int], dict[int, Message]] = field(
         default_factory=dict, init=False, repr=False
     )
     _parts: dict[tuple[int, int], tuple[Hop, tuple[Part, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _memos: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False)
+    _memos: dict[tuple[Hashable, int], Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def quantised(self) -> bool:
         """Tell whether any hop goes through a codec."""
         return any(wire.codec is not None for hop in self.hops for wire in hop.formats)
+
+    @property
+    def draws(self) -> bool:
+        """Tell whether any codec rounds at random."""
+        codecs = {wire.codec for hop in self.hops for wire in hop.formats}
+        return any(codec is not None and codec.rounding == "stochastic" for codec in codecs)
 
     @cached_property
     def plain_hop(self) -> Hop:
@@ -134,11 +136,18 @@ class Plan:
         return tuple(range(self.topology.size))
 
     def outward(self, hop: Hop, rank: int) -> list[int]:
-        """Return the same ranks, the most distant first, itself last."""
-        far = self.topology.distance
-        return sorted(self.peers(hop, rank), key=lambda peer: (peer == rank, -far(rank, peer)))
+        """Return the same ranks, the most distant first, itself last.
 
-    def memo(self, name: str, rank: int, make: Callable[[Plan, int], Any]) -> Any:
+        Those of one distance begin with the next higher: no two ranks send to one of them at once.
+        """
+        far, size = self.topology.distance, self.topology.size
+
+        def order(peer: int) -> tuple[bool, int, int]:
+            return peer == rank, -far(rank, peer), (peer - rank) % size
+
+        return sorted(self.peers(hop, rank), key=order)
+
+    def memo(self, name: Hashable, rank: int, make: Callable[[Plan, int], Any]) -> Any:
         """Return what ``make(plan, rank)`` returned when it was first asked for under a name."""
         if (name, rank) not in self._memos:
             self._memos[name, rank] = make(self, rank)

@@ -92,8 +92,13 @@ def validate(options: Options, comm: Communicator) -> None:
     """Compare options with the topology of the job, before anything runs.
 
     Raises:
-        UsageError: a codec or an algorithm that this job cannot have.
+        UsageError: a codec or an algorithm that this job cannot have, or nothing for a rank to do.
     """
+    for name in options.operations:
+        if _case(name, options.sizes[0], options, comm).count == 0:
+            raise UsageError(
+                f"-b {options.sizes[0]}: less than 16 bytes for each of {comm.size} ranks"
+            )
     levels = len(comm.topology.levels)
     try:
         for algorithm in options.algorithms:
@@ -234,10 +239,7 @@ def _row(
     num_wrong: int | None,
 ) -> Row:
     case, ours = variant.case, variant.library == "zcomm"
-    num_nodes = len(floor.nodes(bench.comm.topology))
-    nbytes = floor.exact_nbytes(case.operation.name, case.size, num_nodes)
-    if ours and num_nodes > 1:
-        nbytes = levels[-1]
+    nbytes = floor.least_nbytes(case, bench.comm.topology)
     busiest = bench.comm.all_gather_values(np.array([np.median(left)])).max()
     return Row(
         operation=case.operation.name,
