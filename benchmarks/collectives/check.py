@@ -183,8 +183,9 @@ def _reduced(
 
 def algorithm_of(case: Case, comm: Communicator) -> str:
     """Return the algorithm that a case runs with."""
+    dtype = str(case.dtype.torch).removeprefix("torch.")
     how = {"codec": case.codec, "algorithm": case.algorithm}
-    return comm.plans(case.operation.name, case.numel, case.dtype.name, **how)[0].algorithm
+    return comm.plans(case.operation.name, case.numel, dtype, **how)[0].algorithm
 
 
 def _joined(terms: Sequence[Term]) -> Term:
