@@ -21,7 +21,7 @@ from benchmarks import launch
 from benchmarks.collectives.options import size_nbytes
 from zcomm import Communicator
 from zcomm.hops import candidates
-from zcomm.tune import CODECS, OPERATIONS, numel_of, operation_call, time_calls
+from zcomm.tune import CODECS, OPERATIONS, PIECES_FROM, numel_of, operation_call, time_calls
 
 SIZES = tuple(4096 * 4**power for power in range(8))
 ATTEMPTS = 3
@@ -111,7 +111,8 @@ def _rows(options: Options, comm: Communicator) -> Iterator[Row]:
 
 def _row(options: Options, comm: Communicator, operation: str, codec: str, nbytes: int) -> Row:
     numel = numel_of(comm.size, nbytes)
-    names = candidates("auto", comm.topology, comm.tuning.piece_sizes)
+    sizes = comm.tuning.piece_sizes if nbytes >= PIECES_FROM else ()
+    names = candidates("auto", comm.topology, sizes)
     calls = [
         operation_call(comm, operation, numel, codec=codec, algorithm=name)
         for name in ("auto", *names)

@@ -157,7 +157,7 @@ def choose(algorithm: str, topology: Topology) -> str:
 
 
 def candidates(algorithm: str, topology: Topology, sizes: Sequence[int] = ()) -> list[str]:
-    """Return the algorithms that an argument leaves open, with these sizes of pieces or without.
+    """Return the algorithms that an argument leaves open; the first also with sizes of pieces.
 
     ``"auto"`` leaves open which levels are crossed at once, where more than one has several groups:
     hierarchical comes first, since it sends the least over the outer ones.
@@ -177,8 +177,9 @@ def candidates(algorithm: str, topology: Topology, sizes: Sequence[int] = ()) ->
         return [algorithm]
     several = topology.uniform and sum(n > 1 for n in topology.shape) > 1
     names = ["hierarchical", "flat"] if several else ["flat"]
-    options = [algorithm.removeprefix("auto"), *(f":piece={size}" for size in sizes)]
-    return [name + option for option in options for name in names]
+    given = algorithm.removeprefix("auto")
+    sized = [] if given else [f"{names[0]}:piece={size}" for size in sizes]
+    return [*(name + given for name in names), *sized]
 
 
 def parse_algorithm(text: str) -> tuple[str, int | None]:

@@ -11,23 +11,40 @@ from topology import cost
 from zcomm import pieces
 from zcomm.arrays import ITEMSIZE
 from zcomm.collectives.small import fits
+from zcomm.guard import PAYLOAD_NBYTES
 from zcomm.plan import Hop, Plan
 
 
-def predict(machine: cost.Machine, plan: Plan, transport: str) -> float:
-    """Return the seconds of one plan by the cost model."""
-    if fits(plan):
-        nbytes = sum(message.wire_nbytes for message in plan.messages(0, 0))
+def predict(machine: cost.Machine, plan: Plan, transport: str, part: float = 1.0) -> float:
+    """Return the seconds of a plan, or of one like it with this part of its elements."""
+    if _fits(plan, part):
+        nbytes = part * sum(message.wire_nbytes for message in plan.messages(0, 0))
         slowest = min(link.bandwidth for link in machine.links)
         return machine.call + nbytes / slowest
     cut = cost.Pieces()
     if transport != "nccl":
-        cut = cost.Pieces(pieces.count(plan), pieces.HEAD, pieces.in_flight(plan))
-    return cost.seconds(machine, cost_hops(plan), cut)
+        number = max(round(part * pieces.count(plan)), 1)
+        cut = cost.Pieces(number, pieces.HEAD, pieces.in_flight(plan))
+    return cost.seconds(machine, [_scaled(hop, part) for hop in cost_hops(plan)], cut)
+
+
+def _fits(plan: Plan, part: float) -> bool:
+    """Tell whether all of it travels with the handshake, see :mod:`zcomm.collectives.small`."""
+    if part == 1.0 or len(plan.hops) != 1:
+        return fits(plan)
+    hop, size = plan.hops[0], plan.topology.size
+    largest = max((plan.chunk_nbytes(hop, shard) for shard in range(size)), default=0)
+    return len(plan.peers(hop, 0)) == size and part * largest <= PAYLOAD_NBYTES
+
+
+def _scaled(hop: cost.Hop, part: float) -> cost.Hop:
+    work = [cost.Work(one.codec, one.encoded * part, one.decoded * part) for one in hop.work]
+    sends = [cost.Sends(one.level, one.nbytes * part) for one in hop.sends]
+    return cost.Hop(tuple(work), tuple(sends))
 
 
 def cost_hops(plan: Plan) -> tuple[cost.Hop, ...]:
-    """Return a plan in the plain numbers of the cost model: rank 0 stands for all."""
+    """Return a plan in the plain numbers of the cost model."""
     if not plan.hops:
         return ()
     gathers = plan.operation == "all_gather"

@@ -75,18 +75,28 @@ def tune(comm: Communicator, codecs: Sequence[str] = CODECS, seconds: float = 45
     """Measure within about ``seconds``; all ranks return the same.
 
     1. The constants, a fifth of the time.
-    2. Every operation with every codec at growing sizes: each algorithm, and other sizes of pieces.
+    2. Every operation with every codec, one size after the other as long as there is time: each
+       algorithm, and other sizes of pieces.
     3. Keep other sizes of pieces where they pay.
     """
     start = time.perf_counter()
     machine = measure_machine(comm, codecs, seconds / 5)
     known = Tuning(comm.topology, comm.tuning.transport, machine, source="measured now")
-    cases = [(operation, codec) for operation in OPERATIONS for codec in codecs]
+    names = _algorithms(comm)
+    cases = [
+        _Case(operation, codec, dict.fromkeys(names, 0))
+        for operation in OPERATIONS
+        for codec in codecs
+    ]
     figures: list[Measured] = []
-    for number, (operation, codec) in enumerate(cases):
+    for number, size in enumerate(SIZES):
+        going = [case for case in cases if case.goes_on]
         left = seconds - _agreed(comm, time.perf_counter() - start)
-        share = left / (len(cases) - number)
-        figures += _measure_case(comm, known, operation, codec, share)
+        if left <= 0:
+            break
+        for case in going:
+            share = left / len(going) / (len(SIZES) - number)
+            figures += _measure_case(comm, known, case, size, share)
     curves = dict(_curves(figures))
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -161,30 +171,35 @@ def numel_of(num_ranks: int, nbytes: int) -> int:
     return -(-nbytes // (2 * num_ranks)) * num_ranks
 
 
+@dataclass
+class _Case:
+    """One operation with one codec: its algorithms, and how often in a row each was hopeless."""
+
+    operation: str
+    codec: str
+    strikes: dict[str, int]
+    goes_on: bool = True
+
+
 def _measure_case(
-    comm: Communicator, known: Tuning, operation: str, codec: str, seconds: float
+    comm: Communicator, known: Tuning, case: _Case, size: int, seconds: float
 ) -> Iterator[Measured]:
-    names = _algorithms(comm)
-    strikes = dict.fromkeys(names, 0)
-    until = time.perf_counter() + seconds
-    for size in SIZES:
-        tried = [*names, *_other_pieces(names[0], size)]
-        how = [{"codec": codec, "algorithm": name} for name in tried]
-        numel = numel_of(comm.size, size)
-        calls = [operation_call(comm, operation, numel, **each) for each in how]
-        taken = time_calls(comm, calls, seconds / len(SIZES))
-        for name, each, value in zip(tried, how, taken, strict=True):
-            plans = comm.plans(operation, numel, **each)
-            predicted = known.model_seconds(plans)
-            yield Measured(Key.of(plans), codec, numel * 2, name, value, predicted)
-        best = min(taken)
-        for name, value in zip(tried, taken, strict=True):
-            if name in strikes:
-                strikes[name] = strikes[name] + 1 if value > HOPELESS * best else 0
-        names = [name for name in names if strikes[name] < 2]
-        late = _agreed(comm, time.perf_counter() - until) > 0
-        if late or best > SLOW_SECONDS:
-            return
+    """Measure one size of one case, and decide what of it is worth measuring at the next."""
+    usual = [name for name, strikes in case.strikes.items() if strikes < 2]
+    names = [*usual, *_other_pieces(usual[0], size)]
+    how = [{"codec": case.codec, "algorithm": name} for name in names]
+    numel = numel_of(comm.size, size)
+    calls = [operation_call(comm, case.operation, numel, **each) for each in how]
+    taken = time_calls(comm, calls, seconds)
+    for name, each, value in zip(names, how, taken, strict=True):
+        plans = comm.plans(case.operation, numel, **each)
+        predicted = known.model_seconds(plans)
+        yield Measured(Key.of(plans), case.codec, numel * 2, name, value, predicted)
+    best = min(taken)
+    for name, value in zip(names, taken, strict=True):
+        if name in case.strikes:
+            case.strikes[name] = case.strikes[name] + 1 if value > HOPELESS * best else 0
+    case.goes_on = best <= SLOW_SECONDS
 
 
 def _algorithms(comm: Communicator) -> list[str]:

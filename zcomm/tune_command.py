@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 import zcomm
-from zcomm import launcher, tuning
+from zcomm import environment, launcher, tuning
 from zcomm.codecs import Codec
 from zcomm.communicator import Communicator
 from zcomm.errors import ZcommError
-from zcomm.tune import CODECS, Measured, Result, tune
+from zcomm.tune import CODECS, OPERATIONS, Measured, Result, tune
 
 MODEL_FROM = 1024 * 1024
 """The model is compared with what was measured from this size on."""
@@ -43,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     if launcher.world().size == 1:
         raise ZcommError("one rank has nothing to tune: start it as `mpirun -n 4 zcomm tune`")
     comm = zcomm.init(topology=arguments.topology, min_numel=0)
+    if not environment.text("ZCOMM_LOG"):  # every algorithm is announced, and the table says it too
+        logging.getLogger("zcomm").setLevel(logging.WARNING)
     path = arguments.output or tuning.path_of(comm.topology, comm.tuning.transport)
     if path is None and not arguments.dry_run:
         raise ZcommError("ZCOMM_TUNING=0 turns tuning files off: unset it, or give --output FILE")
@@ -101,7 +104,8 @@ def _groups(figures: Sequence[Measured]) -> list[list[Measured]]:
     groups: dict[tuple[str, str, int], list[Measured]] = {}
     for one in figures:
         groups.setdefault((one.key.operation, one.codec, one.size), []).append(one)
-    return [sorted(group, key=lambda one: one.seconds) for group in groups.values()]
+    ordered = sorted(groups, key=lambda group: OPERATIONS.index(group[0]))
+    return [sorted(groups[group], key=lambda one: one.seconds) for group in ordered]
 
 
 def _row(comm: Communicator, result: Result, group: Sequence[Measured]) -> list[str]:

@@ -62,14 +62,11 @@ class Curve:
     seconds: tuple[float, ...]
 
     def at(self, size: float) -> float:
-        """Interpolate, both axes logarithmic; beyond the largest size seconds grow with the size.
-
-        Below the smallest size they are those of it.
-        """
+        """Interpolate, both axes logarithmic; outside the sizes take the nearest seconds."""
         if size <= self.sizes[0]:
             return self.seconds[0]
         if size >= self.sizes[-1]:
-            return self.seconds[-1] * size / self.sizes[-1]
+            return self.seconds[-1]
         above = bisect_right(self.sizes, size)
         left, right = self.sizes[above - 1], self.sizes[above]
         part = math.log(size / left) / math.log(right / left)
@@ -116,13 +113,23 @@ class Tuning:
         return next(number for number, value in enumerate(seconds) if value <= limit)
 
     def measured_seconds(self, plans: Plans) -> float:
-        """Return the seconds of plans by their curve; infinite without one."""
-        curve = self.curves.get(Key.of(plans))
-        return math.inf if curve is None else curve.at(size_of(plans))
+        """Return the seconds of plans by their curve; infinite without one.
 
-    def model_seconds(self, plans: Plans) -> float:
-        """Return the seconds of plans by the cost model."""
-        return sum(predict(self.machine, plan, self.transport) for plan in plans)
+        Beyond the largest size they grow as those of the model do.
+        """
+        curve = self.curves.get(Key.of(plans))
+        if curve is None:
+            return math.inf
+        size = size_of(plans)
+        seconds = curve.at(size)
+        if size > curve.sizes[-1]:
+            part = curve.sizes[-1] / size
+            seconds *= self.model_seconds(plans) / self.model_seconds(plans, part)
+        return seconds
+
+    def model_seconds(self, plans: Plans, part: float = 1.0) -> float:
+        """Return the seconds of plans, or of a part of their elements, by the cost model."""
+        return sum(predict(self.machine, plan, self.transport, part) for plan in plans)
 
     def restrict(self, topology: Topology) -> Tuning:
         """Return what is known for some of the ranks: constants, and curves only for all."""

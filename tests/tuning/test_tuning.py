@@ -45,10 +45,25 @@ def test_a_curve_is_a_straight_line_between_logarithms():
     assert Curve((1, 4, 16), (1.0, 1.0, 9.0)).at(8) == pytest.approx(3.0)
 
 
-def test_outside_its_sizes_a_curve_is_flat_below_and_grows_with_the_size_above():
+def test_outside_its_sizes_a_curve_ends():
     curve = Curve((100, 10_000), (1.0, 100.0))
-    assert curve.at(1) == 1.0
-    assert curve.at(40_000) == pytest.approx(400.0)
+    assert [curve.at(1), curve.at(40_000)] == [1.0, 100.0]
+
+
+def test_beyond_the_largest_size_seconds_grow_as_those_of_the_model():
+    """Flat is faster at the only size that was measured, 16 KiB; it is not at 16 MiB."""
+    curves = {
+        Key("all_gather", FLAT): Curve((16384,), (1e-3,)),
+        Key("all_gather", TWO_HOPS): Curve((16384,), (1.2e-3,)),
+    }
+    known = Tuning(WORLD, "mpi", MACHINE, curves, "measured")
+    ways = [planned("hierarchical", 2**22), planned("flat", 2**22)]
+    for plans, at_last in zip(ways, (1.2e-3, 1e-3), strict=True):
+        last = planned(plans[0].how, 4096)
+        grown = known.model_seconds(plans) / known.model_seconds(last)
+        assert known.measured_seconds(plans) == pytest.approx(at_last * grown, rel=0.02)
+    assert known.pick([planned("hierarchical", 4096), planned("flat", 4096)]) == 1
+    assert known.pick(ways) == 0
 
 
 def test_the_fastest_by_the_curves_is_taken_and_the_first_of_nearly_equal_ones():
@@ -92,7 +107,7 @@ def test_other_sizes_of_pieces_are_taken_where_they_were_measured():
     fine = {Key("all_gather", TWO_HOPS, 65536): Curve((65536,), (4.0,))}
     known = tuned((1.0, 16.0), (2.0, 8.0), curves=fine)
     names = candidates("auto", WORLD, known.piece_sizes)
-    assert names == ["hierarchical", "flat", "hierarchical:piece=65536", "flat:piece=65536"]
+    assert names == ["hierarchical", "flat", "hierarchical:piece=65536"]
     ways = [planned(name, 16384) for name in names]
     assert known.pick(ways) == 2
     plan = planned("hierarchical:piece=65536", 2**20)[0]
@@ -115,10 +130,10 @@ def test_tuning_changes_no_bit_of_an_exact_result(operation):
     """Curves that force each way, on random numbers whose sums depend on the order."""
     numel = 300_000
     inputs = [np.random.default_rng(rank).normal(size=numel).astype("f4") for rank in range(4)]
-    forced = ["hierarchical", "flat", "hierarchical:piece=32768", "flat:piece=500000"]
+    forced = ["hierarchical", "flat", "hierarchical:piece=32768", "hierarchical:piece=500000"]
 
     def forcing(how):
-        pieces = {"hierarchical:piece=32768": 32768, "flat:piece=500000": 500_000}
+        pieces = {"hierarchical:piece=32768": 32768, "hierarchical:piece=500000": 500_000}
         curves = {}
         for name in forced:
             key = Key.of(planned(name, numel, operation))
