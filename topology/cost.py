@@ -82,11 +82,20 @@ class Hop:
 
 @dataclass(frozen=True)
 class Pieces:
-    """How an operation is cut: the first piece is ``head`` times smaller than the others."""
+    """How an operation is cut: the first and the last piece are ``head`` times smaller.
+
+    Of two pieces only the first is.
+    """
 
     number: int = 1
     head: float = 1.0
     in_flight: int = 1
+
+    @property
+    def each(self) -> float:
+        """The part of the whole that a piece of the usual size holds."""
+        num_small = min(self.number - 1, 2)
+        return 1.0 / (self.number - num_small + num_small / self.head)
 
     @property
     def first(self) -> float:
@@ -94,9 +103,9 @@ class Pieces:
         return self.each / self.head if self.number > 1 else 1.0
 
     @property
-    def each(self) -> float:
-        """The part of the whole that every other piece holds."""
-        return 1.0 / (self.number - 1 + 1.0 / self.head) if self.number > 1 else 1.0
+    def last(self) -> float:
+        """The part of the whole that the last piece holds."""
+        return self.each / self.head if self.number > 2 else self.each
 
 
 def seconds(machine: Machine, hops: Sequence[Hop], pieces: Pieces = Pieces()) -> float:
@@ -110,14 +119,14 @@ def seconds(machine: Machine, hops: Sequence[Hop], pieces: Pieces = Pieces()) ->
     if not hops:
         return machine.call
     stages = _stages(machine, hops, pieces.number)
-    last = sum(stage.alone(pieces.each) for stage in stages)
+    alone = sum(stage.alone(pieces.each) for stage in stages)
     if pieces.number == 1:
-        return machine.call + last
+        return machine.call + alone
     busiest = max(
         _kept_busy(stages, resource, pieces) for stage in stages for resource in stage.busy
     )
-    waves = (pieces.number - 1) / pieces.in_flight * last
-    return machine.call + max(busiest, last, waves)
+    waves = (pieces.number - 1) / pieces.in_flight * alone
+    return machine.call + max(busiest, alone, waves)
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,7 @@ def _kept_busy(stages: Sequence[_Stage], resource: int, pieces: Pieces) -> float
     """Return the seconds of an operation whose slowest stage is this resource."""
     places = [number for number, stage in enumerate(stages) if resource in stage.busy]
     before = sum(stage.alone(pieces.first) for stage in stages[: places[0]])
-    after = sum(stage.alone(pieces.each) for stage in stages[places[-1] + 1 :])
+    after = sum(stage.alone(pieces.last) for stage in stages[places[-1] + 1 :])
     here = [stages[number] for number in places]
     busy = sum(stage.busy[resource] + stage.fixed for stage in here)
     latency = max(stage.latency for stage in here) if resource >= 0 else 0.0

@@ -24,7 +24,7 @@ def predict(machine: cost.Machine, plan: Plan, transport: str, part: float = 1.0
     cut = cost.Pieces()
     if transport != "nccl":
         number = max(round(part * pieces.count(plan)), 1)
-        cut = cost.Pieces(number, pieces.HEAD, pieces.in_flight(plan))
+        cut = cost.Pieces(number, pieces.RAMP[0], pieces.in_flight(plan))
     return cost.seconds(machine, [_scaled(hop, part) for hop in cost_hops(plan)], cut)
 
 

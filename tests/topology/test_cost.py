@@ -45,10 +45,12 @@ def test_with_many_pieces_the_slowest_link_is_never_idle():
     assert ten == pytest.approx(1.0 / 10 + 10.0 + 5e-3 + 1.0 / 10)
 
 
-def test_a_smaller_first_piece_fills_the_pipeline_sooner():
-    hops = [Hop((Work("int8", encoded=1e5),), (Sends(1, 1e6),))]
-    # 10 pieces, the first a quarter of the others: 9.25 parts.
-    assert seconds(NOTHING, hops, Pieces(10, 4.0, 10)) == pytest.approx(0.25 / 9.25 + 10.0 + 5e-3)
+def test_smaller_first_and_last_pieces_fill_and_drain_sooner():
+    hops = [Hop((Work("int8", encoded=1e5),), (Sends(1, 1e6),)), Hop((Work("int8", decoded=4e5),))]
+    # 10 pieces, the first and the last a quarter of the others: 8.5 parts.
+    ends = 0.25 / 8.5 * 1.0 + 0.25 / 8.5 * 2.0
+    assert seconds(NOTHING, hops, Pieces(10, 4.0, 10)) == pytest.approx(ends + 10.0 + 5e-3)
+    assert [Pieces(2, 4.0).first, Pieces(2, 4.0).last] == [0.2, 0.8]
 
 
 def test_where_the_processor_is_slowest_only_what_it_waits_for_is_added():

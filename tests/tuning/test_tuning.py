@@ -110,8 +110,8 @@ def test_other_sizes_of_pieces_are_taken_where_they_were_measured():
     assert names == ["hierarchical", "flat", "hierarchical:piece=65536"]
     ways = [planned(name, 16384) for name in names]
     assert known.pick(ways) == 2
-    plan = planned("hierarchical:piece=65536", 2**20)[0]
-    usual = planned("hierarchical", 2**20)[0]
+    plan = planned("hierarchical:piece=65536", 2**22)[0]
+    usual = planned("hierarchical", 2**22)[0]
     assert plan.how == "hierarchical:piece=65536"
     assert len(plan.pieces) > 1.9 * len(usual.pieces)
     largest = max(message.wire_nbytes for message in plan.pieces[1].plan.messages(0, 0))
