@@ -45,6 +45,9 @@ _LAUNCHER_NAMES = (
     "MASTER_PORT",
 )
 
+# A tuning file of this user must not decide what is tested.
+os.environ["ZCOMM_TUNING"] = "0"
+
 # Deadlines of examples are timings, and timings are not tested. Ranks must draw the same examples.
 hypothesis.settings.register_profile("zcomm", deadline=None)
 hypothesis.settings.register_profile("mpi", deadline=None, derandomize=True, database=None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
 from zcomm.arrays import ITEMSIZE
@@ -64,17 +65,35 @@ class Piece:
 def cut(plan: Plan) -> tuple[Piece, ...]:
     """Return the pieces of a plan, at least one."""
     weights = [_nbytes_per_element(formats) for formats in _formats(plan)]
-    ranks = range(plan.topology.size)
-    weighed = list(zip(weights, plan.layouts, strict=True))
-    longest = max(sum(w * layout.shard_numel(rank) for w, layout in weighed) for rank in ranks)
-    largest = LARGEST_INSIDE_NBYTES if _inside(plan) else LARGEST_NBYTES
-    slot = slot_nbytes(plan) / _num_inside(plan) - CUT * max(weights)  # see _rooms
-    room = min(longest / SHARE, largest, slot)
-    room = max(room, SMALLEST_NBYTES)
-    if longest <= room or not plan.hops or plan.draws:
+    longest, room = _extent(plan, weights)
+    if longest <= room:
         return (whole(plan),)
-    parts = [list(_parts(plan, rank, weights, room)) for rank in ranks]
+    parts = [list(_parts(plan, rank, weights, room)) for rank in range(plan.topology.size)]
     return tuple(_pieces(plan, parts))
+
+
+def count(plan: Plan) -> int:
+    """Return about how many pieces :func:`cut` makes, without making them."""
+    weights = [_nbytes_per_element(formats) for formats in _formats(plan)]
+    longest, room = _extent(plan, weights)
+    if longest <= room:
+        return 1
+    ends = accumulate(_rooms(longest, room, CUT * max(weights)))
+    return 1 + sum(1 for _ in takewhile(lambda end: end < longest, ends))
+
+
+def _extent(plan: Plan, weights: Sequence[float]) -> tuple[float, float]:
+    """Return the bytes of the longest shard, and of the room that a piece has for a shard."""
+    weighed = list(zip(weights, plan.layouts, strict=True))
+    longest = max(
+        sum(weight * layout.shard_numel(rank) for weight, layout in weighed)
+        for rank in range(plan.topology.size)
+    )
+    if not plan.hops or plan.draws:
+        return longest, longest
+    largest = plan.piece_nbytes or (LARGEST_INSIDE_NBYTES if _inside(plan) else LARGEST_NBYTES)
+    slot = slot_nbytes(plan) / _num_inside(plan) - CUT * max(weights)  # see _rooms
+    return longest, max(min(longest / SHARE, largest, slot), SMALLEST_NBYTES)
 
 
 def whole(plan: Plan) -> Piece:

@@ -76,7 +76,8 @@ class Plan:
     ``nesting`` is the topology that defines the order of exact sums, ``partials`` how each layout's
     partial sums are rounded between its levels: every algorithm obeys both, so none changes a bit
     of an exact result. ``counted_as`` is the operation in the traffic counters (the two plans of an
-    all_reduce count as all_reduce).
+    all_reduce count as all_reduce). ``piece_nbytes`` is the largest message of a piece, where
+    :mod:`zcomm.pieces` should not follow its own rule.
     """
 
     operation: str
@@ -87,6 +88,7 @@ class Plan:
     nesting: Topology
     partials: tuple[WireFormat, ...]
     counted_as: str
+    piece_nbytes: int | None = None
     _messages: dict[tuple[int, int], dict[int, Message]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -105,6 +107,23 @@ class Plan:
         """Tell whether any codec rounds at random."""
         codecs = {wire.codec for hop in self.hops for wire in hop.formats}
         return any(codec is not None and codec.rounding == "stochastic" for codec in codecs)
+
+    @property
+    def how(self) -> str:
+        """The algorithm as callers write it, with the size of pieces where it was given."""
+        if self.piece_nbytes is None:
+            return self.algorithm
+        return f"{self.algorithm}:piece={self.piece_nbytes}"
+
+    @cached_property
+    def route(self) -> str:
+        """The hops in words: level (``*``: all) and format of each, in their order."""
+        words = []
+        for hop in self.hops:
+            formats = {wire.codec.format if wire.codec else "none" for wire in hop.formats}
+            level = "*" if hop.level is None else hop.level
+            words.append(f"{level}:{'+'.join(sorted(formats))}")
+        return ",".join(words)
 
     @cached_property
     def plain_hop(self) -> Hop:

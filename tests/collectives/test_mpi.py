@@ -298,4 +298,5 @@ def test_round_robin_nodes_are_discovered():
         checks.every_algorithm(made, checks.reduce_scatter, "torch", "bfloat16", "avg", (37,))
         checks.every_algorithm(made, checks.all_reduce, "numpy", "float32", "sum", (37,))
         fulls = [drawn((made.size * 300,), "float32", 43, rank) for rank in range(made.size)]
-        checks.quantised_reduce_scatter(made, fulls, "float32", ("int8", "int4"))
+        how = {"algorithm": "hierarchical"}
+        checks.quantised_reduce_scatter(made, fulls, "float32", ("int8", "int4"), **how)
