@@ -252,7 +252,6 @@ def test_commands_of_the_table_can_be_parsed(name):
     places = {(t.place.num_nodes, t.place.ranks_per_node, t.place.rate) for t in TARGETS}
     known = (cluster.num_nodes, cluster.ranks_per_node, cluster.link.rate) in places
     assert known or name == "2x3"
-    assert len(options.operations) >= 2
 
 
 def test_every_target_has_a_case():
