@@ -88,6 +88,8 @@ class Run:
         versions = {peer.name: peer.version() for peer in present}
         for line in self._introduction(numel, versions):
             self._console.print(line)
+        for name, reason in self.absent.items():
+            self._console.print(f"# {PEERS[name].title}: absent: {reason}")
         report.write(self.file, report.header(self.options, numel, versions))
         for peer in (ALONE, *present):
             self._launch(peer)
@@ -97,7 +99,7 @@ class Run:
         found = launch.run(peer, self.options, self.folder)
         if isinstance(found, Failed):
             self.outcomes[peer.name] = found
-            self._console.print(f"# {peer.title}: failed, {found.reason}")
+            self._console.print(f"# {peer.title}: failed: {found.reason}")
             return
         job = self.options.job
         alone = self.outcomes.get(ALONE.name)
@@ -116,12 +118,13 @@ class Run:
         shape = f"{options.num_nodes} nodes x {options.ranks_per_node} ranks"
         machine = report.header(options, numel, versions)
         size = f"{job.sequences} x {job.shape.context} tokens a rank and step"
+        known = set(versions.values())
         return [
             f"# {shape}, links of {options.rate}; {machine['machine']['cores']} cores of"
             f" {machine['machine']['cpu']}",
             f"# GPT of {numel:,} parameters, bfloat16 with float32 masters, AdamW; {size};"
             f" {job.warmup} + {job.steps} steps",
-            f"# versions: {_join(machine['versions'])}; {', '.join(sorted(set(versions.values())))}",
+            f"# versions: {_join(machine['versions'])}; {', '.join(sorted(known))}",
         ]
 
     def _report(self) -> int:
