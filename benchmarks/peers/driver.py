@@ -6,12 +6,14 @@ was asked for cannot be.
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import NoReturn, TextIO
 
 import numpy as np
 from rich.console import Console
@@ -32,6 +34,9 @@ _WIDTH = 132
 
 def main(arguments: list[str]) -> int:
     """Run the benchmark; return the exit code."""
+    # A cluster does not end with the program that started it.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     try:
         options = parse(arguments)
         absent = {name: reason for name in options.peers if (reason := PEERS[name].absent())}
@@ -44,6 +49,10 @@ def main(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def prepare(options: Options, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -176,6 +178,15 @@ def test_every_rank_reads_its_part_of_the_same_batches(tmp_path):
             assert parts[r][step].targets.equal(expected.targets)
 
 
+@pytest.fixture(autouse=True)
+def signals():
+    """Give the test session its signals back."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Replace launches by made-up rows of equal losses; give the names of those launched."""
@@ -258,6 +269,26 @@ def test_a_launch_says_how_it_failed(monkeypatch, tmp_path, program, patience, e
     start = time.monotonic()
     assert launch.run(registry.DDP, options, tmp_path) == Failed(expected)
     assert time.monotonic() - start < 30
+
+
+def test_a_signal_ends_the_launch_that_runs(monkeypatch, tmp_path):
+    started = tmp_path / "pid"
+    program = (
+        f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", program])
+
+    def stop_when_started():
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_started).start()
+    with pytest.raises(SystemExit) as raised:
+        driver.main(TINY.split())
+    assert raised.value.code == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
 
 
 def test_no_cluster_is_a_usage_error(monkeypatch, tmp_path):
