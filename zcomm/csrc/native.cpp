@@ -263,6 +263,7 @@ uint64_t* counter(const Counters& counters, size_t index) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+    nb::set_leak_warnings(false);  // plans keep programs until the process ends
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", [] { return std::string(active.load()->name); });
     module.def("select", &use, "name"_a);
