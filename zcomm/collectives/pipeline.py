@@ -32,10 +32,6 @@ from zcomm.transports.base import Pending
 SMALL_NBYTES = 64 * 1024
 """Up to this size an operation of one piece waits in plain exchanges: fewer calls."""
 
-SPINS = 0
-"""Rounds in which nothing has moved, with the core given away after each, before the first sleep,
-which takes 50 microseconds at least."""
-
 FIRST_SLEEP = 10e-6
 LONGEST_SLEEP = 100e-6
 BESIDE_SLEEP = 300e-6
@@ -142,13 +138,13 @@ class Prepared:
         return self._scripts(self._plan.whole, None)
 
     def _scripts(
-        self, pieces: Sequence[Piece], windows: Channel | None
+        self, pieces: Sequence[Piece], windowed: Channel | None
     ) -> list[tuple[Piece, Script]]:
-        """Write the scripts of pieces; without ``windows`` every message is sent."""
+        """Write the scripts of pieces; without a channel that has windows every message is sent."""
         made, numbers = [], Numbers(2 * len(self._plan.layouts))
         for piece in pieces:
-            ways = Ways(windows, piece.plan, self._written, numbers)
-            made.append((piece, self._write(piece, ways, windows is None)))
+            ways = Ways(windowed, piece.plan, self._written, numbers)
+            made.append((piece, self._write(piece, ways, windowed is None)))
         return made
 
     @cached_property
@@ -292,7 +288,6 @@ class _Idle:
         self._channel = channel
         self._doing = plan.counted_as
         self._sleep = FIRST_SLEEP
-        self._spins = 0
         self._since: float | None = None
 
     @cached_property
@@ -306,7 +301,7 @@ class _Idle:
 
     def reset(self) -> None:
         """Something has moved."""
-        self._sleep, self._spins, self._since = FIRST_SLEEP, 0, None
+        self._sleep, self._since = FIRST_SLEEP, None
         os.sched_yield()
 
     def rest(self, pending: Pending | None) -> None:
@@ -317,11 +312,7 @@ class _Idle:
         """
         if pending is None:
             return
-        self._spins += 1
         with self._channel.clock.measure("comm"):
-            if self._spins <= SPINS:
-                os.sched_yield()
-                return
             pending.wait(self._sleep)
         self._sleep = min(self._sleep * 1.5, self._longest)
         now = time.monotonic()
