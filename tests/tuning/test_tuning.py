@@ -84,17 +84,14 @@ def test_where_a_curve_is_missing_the_model_decides_for_all():
     assert lying.pick(ways[::-1]) == 1
 
 
-def test_the_model_takes_one_hop_for_small_and_two_for_large_messages():
+@pytest.mark.parametrize("codec", [None, "int8", "int4"])
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter"])
+def test_the_model_takes_one_hop_for_small_and_two_for_large_messages(operation, codec):
+    """Large is what codecs are for: from the default of ``min_numel`` on."""
     assumed = tuning.assume(WORLD, "mpi")
-    for operation in ("all_gather", "reduce_scatter", "all_reduce"):
-        for codec in (None, "int8"):
-            picks = [
-                assumed.pick(
-                    [planned(how, n, operation, codec) for how in ("hierarchical", "flat")]
-                )
-                for n in (4096, 2**24)
-            ]
-            assert picks == [1, 0]
+    for numel, expected in ((2048, "flat"), (65536, "hierarchical"), (2**24, "hierarchical")):
+        ways = [planned(how, numel, operation, codec) for how in ("hierarchical", "flat")]
+        assert ways[assumed.pick(ways)][0].how == expected
 
 
 def test_threads_have_no_links_and_do_what_large_messages_would():
