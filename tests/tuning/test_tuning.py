@@ -101,12 +101,12 @@ def test_threads_have_no_links_and_do_what_large_messages_would():
 
 
 def test_other_sizes_of_pieces_are_taken_where_they_were_measured():
-    fine = {Key("all_gather", TWO_HOPS, 65536): Curve((65536,), (4.0,))}
+    fine = {Key("all_gather", TWO_HOPS, 65536): Curve((65536,), (0.5,))}
     known = tuned((1.0, 16.0), (2.0, 8.0), curves=fine)
     names = candidates("auto", WORLD, known.piece_sizes)
     assert names == ["hierarchical", "flat", "hierarchical:piece=65536"]
-    ways = [planned(name, 16384) for name in names]
-    assert known.pick(ways) == 2
+    assert known.pick([planned(name, 16384) for name in names]) == 2
+    assert known.pick([planned(name, 2048) for name in names]) == 1  # smaller than was measured
     plan = planned("hierarchical:piece=65536", 2**22)[0]
     usual = planned("hierarchical", 2**22)[0]
     assert plan.how == "hierarchical:piece=65536"
