@@ -225,12 +225,12 @@ def assumed(ranks_inside: Sequence[int], *, device: bool = False) -> Machine:
 
     Args:
         ranks_inside: for every level, innermost first, how many ranks share one of its links. Level
-            0 is taken to be shared memory, or NVLink, the others a network of 10 Gbit/s, or of
+            0 is taken to be shared memory, or NVLink, the others a network of 1 Gbit/s, or of
             100 Gbit/s for devices: where it is not, measure (``zcomm tune``).
         device: arrays lie on devices.
     """
     inner = LINKS["nvlink sm80" if device else "shared memory"]
-    outer = LINKS["infiniband 100gbit" if device else "ethernet 10gbit"]
+    outer = LINKS["infiniband 100gbit" if device else "ethernet 1gbit"]
     links = [inner] + [shared(outer, number) for number in ranks_inside[1:]]
     speeds = _DEVICE_SPEEDS if device else _HOST_SPEEDS
     return Machine(tuple(links), speeds, call=60e-6, piece=40e-6)

@@ -118,9 +118,10 @@ class Tuning:
         Beyond the largest size they grow as those of the model do.
         """
         curve = self.curves.get(Key.of(plans))
-        if curve is None:
-            return math.inf
         size = size_of(plans)
+        # Pieces are measured at large sizes only, where there are several.
+        if curve is None or (plans[0].piece_nbytes and size < curve.sizes[0]):
+            return math.inf
         seconds = curve.at(size)
         if size > curve.sizes[-1]:
             part = curve.sizes[-1] / size

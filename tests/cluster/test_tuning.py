@@ -57,8 +57,8 @@ def test_a_wrong_table_is_found_out(cluster, tuned, tmp_path):
     """The same with a table that says that flat is always faster."""
     document = json.loads(tuned[0].read_text())
     for curve in document["curves"]:
-        curve["sizes"] = [1]
-        curve["seconds"] = [1.0 if "*" in curve["route"] else 2.0]
+        curve["sizes"] = [1, 2**30]
+        curve["seconds"] = [1.0 if "*" in curve["route"] else 2.0] * 2
     (tmp_path / tuned[0].name).write_text(json.dumps(document))
     run = compared(cluster, tmp_path)
     assert run.returncode == 1, run.stderr

@@ -122,8 +122,8 @@ def test_under_mpirun_rank_0_tells_what_auto_takes_and_why(launch, tmp_path):
     assert "zcomm tune" in found["algorithm from"]["remedy"]
     world = from_shape((2, 2))
     curves = {
-        Key("all_gather", "*:int8"): Curve((1,), (1.0,)),
-        Key("all_gather", "1:int8,0:int8"): Curve((1,), (2.0,)),
+        Key("all_gather", "*:int8"): Curve((1, 2**31), (1.0, 1.0)),
+        Key("all_gather", "1:int8,0:int8"): Curve((1, 2**31), (2.0, 2.0)),
     }
     known = tuning.Tuning(world, "mpi", cost.assumed([1, 2]), curves, "measured")
     path = tmp_path / f"{world.digest()[:16]}-mpi.json"

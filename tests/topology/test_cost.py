@@ -100,7 +100,7 @@ def test_a_codec_that_was_not_measured_is_as_slow_as_the_slowest():
 
 def test_assumed_constants_share_a_link_among_the_ranks_of_a_node():
     machine = cost.assumed([1, 4])
-    assert machine.links[1].bandwidth == cost.LINKS["ethernet 10gbit"].bandwidth / 4
+    assert machine.links[1].bandwidth == cost.LINKS["ethernet 1gbit"].bandwidth / 4
     assert machine.links[0] == cost.LINKS["shared memory"]
     device = cost.assumed([1, 8], device=True)
     assert device.links[1].bandwidth == pytest.approx(1.5e9)

@@ -31,7 +31,7 @@ def runs(launch, tmp_path_factory):
     for number, name in enumerate(("flat", "hierarchical")):
         folder = tmp_path_factory.mktemp(name)
         curves = {
-            Key(operation, route): Curve((1,), (1e-6 if index == number else 1.0,))
+            Key(operation, route): Curve((1, 2**20), (1e-6 if index == number else 1.0,) * 2)
             for operation, routes in ROUTES.items()
             for index, route in enumerate(routes)
         }
