@@ -244,7 +244,7 @@ def test_commands_of_the_table_can_be_parsed(name):
     from benchmarks.cluster.options import parse as parse_cluster
 
     table = tables.TABLES[name]
-    options = parse(table.flags.split())
+    parse(table.flags.split())
     if table.cluster is None:
         assert table.num_ranks == 4
         return
