@@ -15,7 +15,7 @@ from zcomm.errors import CheckpointError
 
 
 def kill_saves(launch, folder, lives, seed):
-    run = launch("-m", "tests.zero.saver", folder, lives, seed, timeout=110)
+    run = launch("-m", "tests.zero.saver", folder, lives, seed, timeout=220)
     assert run.returncode == 0, run.stderr
     steps, hit = (int(word) for word in run.stdout.split()[-3::2])
     return steps, hit
@@ -27,6 +27,7 @@ def test_killed_saves(launch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_fifty_killed_saves(launch, tmp_path, seed):
     """Two times 25, so many that some are hit while they write."""
