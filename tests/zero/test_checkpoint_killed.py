@@ -15,7 +15,7 @@ from zcomm.errors import CheckpointError
 
 
 def kill_saves(launch, folder, lives, seed):
-    run = launch("-m", "tests.zero.saver", folder, lives, seed, timeout=110)
+    run = launch("-m", "tests.zero.saver", folder, lives, seed, timeout=220)
     assert run.returncode == 0, run.stderr
     steps, hit = (int(word) for word in run.stdout.split()[-3::2])
     return steps, hit
@@ -27,6 +27,7 @@ def test_killed_saves(launch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_fifty_killed_saves(launch, tmp_path, seed):
     """Two times 25, so many that some are hit while they write."""
@@ -43,6 +44,8 @@ class KilledError(Exception):
 def test_a_save_that_stops_at_any_point_leaves_the_one_before(point, tmp_path, monkeypatch):
     """The file system is as it was at that moment; then the rest of the save never happens."""
     model = make(Tower)
+    mine_too = tmp_path / "data-set"
+    mine_too.mkdir()
 
     def program(comm):
         mine, optimizer = shard(comm, model, zero.Config())
@@ -69,8 +72,9 @@ def test_a_save_that_stops_at_any_point_leaves_the_one_before(point, tmp_path, m
         assert zero.load(tmp_path, mine, optimizer, random_state=False).step == 3
 
     on("1x2", program)
-    # What the stopped save left is gone.
-    assert len(list(tmp_path.iterdir())) == 2
+    # What the stopped save left is gone; what is not ours is not touched.
+    assert mine_too.is_dir()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_first_save_that_did_not_end_is_no_checkpoint(tmp_path):
