@@ -4,13 +4,24 @@
 """
 
 from zero.config import Config
-from zero.contexts import clip_grad_norm_, full_grads, full_params, no_sync, num_skipped_steps
+from zero.contexts import (
+    clip_grad_norm_,
+    full_grads,
+    full_params,
+    loss_scale,
+    no_sync,
+    num_skipped_steps,
+    scale_loss,
+    step_was_skipped,
+)
 from zero.memory import ModelStates, expected_nbytes, model_state_nbytes
 from zero.parameters import ShardedParameterError
+from zero.scaling import DynamicLossScale
 from zero.shard import shard
 
 __all__ = [
     "Config",
+    "DynamicLossScale",
     "ModelStates",
     "ShardedParameterError",
     "clip_grad_norm_",
@@ -18,7 +29,10 @@ __all__ = [
     "full_grads",
     "full_params",
     "model_state_nbytes",
+    "loss_scale",
     "no_sync",
     "num_skipped_steps",
+    "scale_loss",
     "shard",
+    "step_was_skipped",
 ]

@@ -14,6 +14,7 @@ import torch
 
 from zcomm.codecs import Codec
 from zcomm.seeds import check_seed
+from zero.scaling import DynamicLossScale, check_scale
 
 CodecText = str | Codec | None
 DtypeChoice = torch.dtype | Literal["param"]
@@ -44,6 +45,8 @@ class Config:
         prefetch: operations under way while a unit computes: in stage 3 so many units are gathered
             before they are asked for, in the order of the last step; in all stages gradients are
             reduced behind the backward. 0 does one thing after the other. No bit depends on it.
+        loss_scale: a number, ``"dynamic"`` or a :class:`DynamicLossScale`: what
+            :func:`zero.scale_loss` multiplies a loss by, and the step divides gradients by.
         max_skipped_steps: consecutive steps with non-finite gradients before step() raises.
         seed: base seed of codecs with ``rounding=stochastic``. Draws depend on it, the unit, the
             shard and the version of the parameters, so every gather of a version gives one result.
@@ -63,6 +66,7 @@ class Config:
     min_numel: int = 65536
     units: Literal["auto"] | Sequence[str] = "auto"
     prefetch: int = 1
+    loss_scale: float | Literal["dynamic"] | DynamicLossScale | None = None
     max_skipped_steps: int = 100
     seed: int = 0
 
@@ -78,6 +82,14 @@ class Config:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)}: expected 0 or more")
         check_seed(self.seed)
+        if self.loss_scale == "dynamic":
+            self._freeze("loss_scale", DynamicLossScale())
+        elif isinstance(self.loss_scale, str):
+            raise ValueError(
+                f"loss_scale {self.loss_scale!r}: possible are 'dynamic', a number and None"
+            )
+        elif not isinstance(self.loss_scale, DynamicLossScale | None):
+            check_scale("loss_scale", self.loss_scale)
         self._freeze("weights", _single("weights", self.weights))
         self._freeze("grads", _per_level(self.grads))
         self._freeze("secondary_codec", _single("secondary_codec", self.secondary_codec))
@@ -122,6 +134,12 @@ class Config:
     def weights_codec(self) -> Codec | None:
         """The codec of the parameters."""
         return None if self.weights is None else Codec.parse(self.weights)
+
+    @property
+    def loss_scaling(self) -> float | DynamicLossScale | None:
+        """How losses are scaled."""
+        assert not isinstance(self.loss_scale, str)
+        return self.loss_scale
 
     @property
     def piece_numel(self) -> int:

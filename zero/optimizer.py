@@ -26,6 +26,7 @@ from zero.edits import absorb, was_edited
 from zero.gather import Gathering
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
+from zero.scaling import LossScaler
 from zero.unit import Buffer, Master, Unit, pack
 
 logger = logging.getLogger("zcomm")
@@ -37,7 +38,9 @@ class Stepper:
     """Owns what happens around ``optimizer.step()``.
 
     Attributes:
+        scaler: the scale that gradients carry until the step.
         num_skipped: steps that were skipped because a gradient was not finite.
+        skipped: whether the last step was.
     """
 
     def __init__(
@@ -57,7 +60,8 @@ class Stepper:
         self._publisher = publisher
         self._gathering = gathering
         self._aside: list[tuple[Master, Tensor | None]] = []
-        self._skip = False
+        self.scaler = LossScaler(config.loss_scaling)
+        self.skipped = False
         self._consecutive = 0
         self.num_skipped = 0
 
@@ -73,13 +77,13 @@ class Stepper:
         return [m.tensor.grad for m in masters if m.tensor.grad is not None]
 
     def norm(self) -> float:
-        """Return the global norm, the same bits on every rank and in every stage.
+        """Return the global norm without the loss scale: the same on every rank, in every stage.
 
         Squares are summed in float64 per run, then per rank, then over ranks, ascending.
         """
         squares = [squared_norm(grad) for grad in self.own_gradients()]
         rows = self._comm.all_gather_values(np.array([sum(squares)], np.float64))
-        return math.sqrt(sum(float(row[0]) for row in rows))
+        return math.sqrt(sum(float(row[0]) for row in rows)) / self.scaler.scale
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -88,8 +92,8 @@ class Stepper:
         self._gathering.forget_ahead()
         self._gathering.stepped()
         self._take_edits()
-        self._skip = not math.isfinite(self.norm())
-        if self._skip:
+        self.skipped = not math.isfinite(self.norm())
+        if self.skipped:
             self._count_skip()
             for buffer in self._buffers:
                 for master in buffer.masters:
@@ -98,12 +102,22 @@ class Stepper:
         self._consecutive = 0
         if self._config.stage == 0:
             self._gather_gradients()
-        for buffer in self._buffers:
-            for master in buffer.own_masters():
-                grad = master.tensor.grad
-                if grad is not None and grad.dtype != torch.float32:
-                    self._set_aside(master, grad.to(torch.float32))
+        self._unscale()
         return args, kwargs
+
+    def _unscale(self) -> None:
+        """Give the step float32 gradients without the loss scale."""
+        inverse = 1 / self.scaler.scale
+        for buffer in self._buffers:
+            for master in buffer.masters:
+                grad = master.tensor.grad
+                if grad is None:
+                    continue
+                if grad.dtype != torch.float32:
+                    grad = grad.to(torch.float32)
+                    self._set_aside(master, grad)
+                if inverse != 1:
+                    grad.mul_(inverse)
 
     def _take_edits(self) -> None:
         """Stages 0-2: carry what was done to parameters since the last step to their masters."""
@@ -119,7 +133,8 @@ class Stepper:
             master.tensor.grad = grad
         self._aside.clear()
         self._reducer.stepped()
-        if not self._skip:
+        if not self.skipped:
+            self.scaler.update(skipped=False)
             for unit in self._units:
                 self._publisher.publish(unit)
 
@@ -130,7 +145,12 @@ class Stepper:
     def _count_skip(self) -> None:
         self.num_skipped += 1
         self._consecutive += 1
-        logger.info("step skipped: a gradient is not finite (%d so far)", self.num_skipped)
+        self.scaler.update(skipped=True)
+        logger.info(
+            "step skipped: a gradient is not finite (%d so far); the loss scale is %g now",
+            self.num_skipped,
+            self.scaler.scale,
+        )
         if self._consecutive > self._config.max_skipped_steps:
             raise ZcommError(
                 f"{self._consecutive} steps in a row had gradients that are not finite;"
