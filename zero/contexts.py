@@ -67,7 +67,7 @@ def _take_edits(engine: Engine, before: dict[Buffer, list[Tensor]]) -> None:
 
 def _move(engine: Engine, unit: Unit) -> None:
     if engine.publisher.is_exact(unit) or engine.gathering.sharded:
-        unit.version += 1
+        unit.note_edit()
     else:
         engine.publisher.publish(unit)
 

@@ -5,9 +5,9 @@ nothing. Gathering is a collective: all ranks gather the same units in the same 
 
 Units *ahead* are those whose gather was issued before anybody asked for them: at every gather, and
 after every forward, the ``prefetch`` units that came next in the last step, and the root where it
-comes before one of them; none behind a unit that is still whole. What is issued depends on the order
-of gathers and on nothing else, so all ranks issue alike. A unit ahead that does not come next any
-more is dropped, as is one whose parameters were changed since: wrong hints cost time.
+comes before one of them; none behind a unit that is still whole. What is issued depends on the
+order of gathers and on nothing else, so all ranks issue alike. A unit ahead that does not come next
+any more is dropped, as is one whose parameters were changed since: wrong hints cost time.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Gathering:
         if any(was_edited(buffer) for buffer in unit.buffers):
             for buffer in unit.buffers:
                 absorb(buffer, exact=self._codec is None or not unit.quantise)
-            unit.version += 1
+            unit.note_edit()
         self.saved.remove(unit)
         fulls = [buffer.full for buffer in unit.buffers]
         for buffer in unit.buffers:

@@ -65,8 +65,13 @@ class Stepper:
         self._consecutive = 0
         self.num_skipped = 0
 
+    def _tell_scale(self) -> None:
+        if self._reducer.hops is not None:
+            self._reducer.hops.scale = self.scaler.scale
+
     def attach(self, optimizer: Optimizer) -> None:
         """Register the hooks."""
+        self._tell_scale()
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
@@ -135,6 +140,8 @@ class Stepper:
         self._reducer.stepped()
         if not self.skipped:
             self.scaler.update(skipped=False)
+        self._tell_scale()
+        if not self.skipped:
             for unit in self._units:
                 self._publisher.publish(unit)
 

@@ -31,6 +31,7 @@ from zcomm import Communicator
 from zcomm.seeds import derive
 from zcomm.work import Work
 from zero.config import Config
+from zero.hops import two_hops
 from zero.pool import Pool
 from zero.unit import Buffer, Master, Unit, split
 
@@ -44,6 +45,7 @@ class Reduction:
     buffers: tuple[Buffer, ...]
     fulls: list[Tensor]
     means: list[Tensor]
+    slices: bool
     works: tuple[Work[object], ...]
 
 
@@ -65,11 +67,14 @@ class Reducer:
         self._buffers = [buffer for unit in units for buffer in unit.trainable]
         self._used: dict[Buffer, list[bool]] = {}
         self._fresh: list[tuple[Buffer, Master]] = []
+        self._slices: dict[Buffer, Tensor] = {}
+        self._slices_used: dict[Buffer, list[bool]] = {}
         self._under_way: deque[Reduction] = deque()
         self._overlap = config.prefetch > 0 and comm.size > 1
         self._in_float32 = False
         self._keep_float32 = True
         self._warned = False
+        self.hops = two_hops(comm, config)
         self.pool = Pool()
         self.synchronise = True
         self.num_reductions = 0
@@ -111,8 +116,28 @@ class Reducer:
         if not buffers:
             return
         fulls = [self._complete(buffer) for buffer in buffers]
+        seed = self._seed(unit)
+        if self.hops is None:
+            means, works = self._issue(unit, fulls, seed)
+        else:
+            means, works = self.hops.reduce(unit, fulls, seed, async_op=self._overlap)
+        slices = self.hops is not None and self.hops.accumulate
+        for buffer in buffers:
+            self._used[buffer] = self._used_in(buffer)
+            buffer.written = [False] * len(buffer.written)
+            buffer.local = None
+        self._under_way.append(Reduction(buffers, fulls, means, slices, works))
+        self._land(1 if self._overlap else 0)
+
+    def _seed(self, unit: Unit) -> int:
+        return derive(self._config.seed, unit.number, unit.version, self.num_reductions)
+
+    def _issue(
+        self, unit: Unit, fulls: Sequence[Tensor], seed: int
+    ) -> tuple[list[Tensor], tuple[Work[object], ...]]:
         layouts = [
-            buffer.layout.gradients(full.dtype) for buffer, full in zip(buffers, fulls, strict=True)
+            buffer.layout.gradients(full.dtype)
+            for buffer, full in zip(unit.trainable, fulls, strict=True)
         ]
         means = [torch.empty(layout.shard_numel(self._comm.rank)) for layout in layouts]
         work = self._comm.reduce_layout(
@@ -124,16 +149,10 @@ class Reducer:
             reduce_dtype=self._reduce_dtype,
             min_numel=0,
             label=unit.label,
-            seed=derive(self._config.seed, unit.number, unit.version, self.num_reductions),
+            seed=seed,
             async_op=self._overlap,
         )
-        for buffer in buffers:
-            self._used[buffer] = self._used_in(buffer)
-            buffer.written = [False] * len(buffer.written)
-            buffer.local = None
-        works = (work,) if self._overlap else ()
-        self._under_way.append(Reduction(buffers, fulls, means, works))
-        self._land(1 if self._overlap else 0)
+        return means, (work,) if self._overlap else ()
 
     def _land(self, left: int = 0) -> None:
         """Wait for reductions, the oldest first, until so many are left; add what they give."""
@@ -146,7 +165,12 @@ class Reducer:
             ):
                 if full is not buffer.home:
                     self.pool.give(full)
-                self._add(buffer, mean)
+                if not reduction.slices:
+                    self._add(buffer, mean)
+                elif buffer in self._slices:
+                    self._slices[buffer].add_(mean)
+                else:
+                    self._slices[buffer] = mean
 
     def settle(self) -> None:
         """End a backward whose units were reduced: agree with all ranks on what was used.
@@ -167,12 +191,51 @@ class Reducer:
         for buffer in self._buffers:
             used[buffer] = anywhere[start : start + len(buffer.parameters)]
             start += len(buffer.parameters)
+        self._note_used(used)
         for buffer, master in self._fresh:
             if not used[buffer][master.run.slot]:
                 master.tensor.grad = None
         self._forget_backward()
         if any(anywhere):
             self._count()
+
+    def _note_used(self, used: dict[Buffer, Sequence[bool]]) -> None:
+        for buffer in self._slices:
+            before = self._slices_used.get(buffer, [False] * len(buffer.parameters))
+            now = used[buffer]
+            self._slices_used[buffer] = [a or b for a, b in zip(before, now, strict=True)]
+
+    def _finish_slices(self) -> None:
+        """``accumulate="node"``: reduce between nodes what the micro-batches left in slices."""
+        if self.hops is None or not self._slices:
+            return
+        for unit in self._units:
+            slices = [self._slices.pop(buffer) for buffer in unit.trainable]
+            if not slices:
+                continue
+            means, _ = self.hops.finish(unit, slices, self._seed(unit))
+            for buffer, mean in zip(unit.trainable, means, strict=True):
+                used = self._slices_used.pop(buffer)
+                self._add_used(buffer, mean, used)
+
+    def _add_used(self, buffer: Buffer, mean: Tensor, used: Sequence[bool]) -> None:
+        masters = buffer.own_masters()
+        for master, part in zip(masters, split(mean, [m.run for m in masters]), strict=True):
+            grad = master.tensor.grad
+            if not used[master.run.slot]:
+                continue
+            master.tensor.grad = part if grad is None else grad.to(torch.float32).add_(part)
+
+    @property
+    def waiting(self) -> list[Tensor]:
+        """Sums of nodes that wait for the step."""
+        return list(self._slices.values())
+
+    def clear(self) -> None:
+        """Forget all gradients that did not reach the masters."""
+        self.drop()
+        self._slices.clear()
+        self._slices_used.clear()
 
     def _forget_backward(self) -> None:
         self._fresh.clear()
@@ -199,7 +262,11 @@ class Reducer:
         self._forget_backward()
 
     def round(self) -> None:
-        """Give the gradients of this rank's masters their dtype, after the last reduction."""
+        """Give the gradients of this rank's masters their dtype, after the last reduction.
+
+        A collective where slices wait for it.
+        """
+        self._finish_slices()
         for buffer in self._buffers:
             for master in buffer.own_masters():
                 grad = master.tensor.grad
