@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zcomm.codecs import Codec
     from zcomm.communicator import Communicator
     from zcomm.errors import (
+        CheckpointError,
         CodecError,
         CollectiveMismatch,
         CollectiveTimeout,
@@ -36,9 +37,11 @@ _HOME = {
     "CollectiveTimeout": "zcomm.errors",
     "PeerLost": "zcomm.errors",
     "CodecError": "zcomm.errors",
+    "CheckpointError": "zcomm.errors",
 }
 
 __all__ = [
+    "CheckpointError",
     "Codec",
     "CodecError",
     "CollectiveMismatch",

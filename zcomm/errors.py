@@ -22,7 +22,12 @@ class CodecError(ZcommError, ValueError):
     """A codec text that cannot be read, or wire bytes that are not what the codec wrote."""
 
 
+class CheckpointError(ZcommError):
+    """A checkpoint that is damaged, incomplete, or of another model."""
+
+
 __all__ = [
+    "CheckpointError",
     "CodecError",
     "CollectiveMismatch",
     "CollectiveTimeout",

@@ -6,14 +6,16 @@ the ranks: the number of entries of ``grads`` and the size of the secondary grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from zcomm.codecs import Codec
 from zcomm.seeds import check_seed
+from zero.deepspeed import fields_of
 from zero.scaling import DynamicLossScale, check_scale
 
 CodecText = str | Codec | None
@@ -219,6 +221,26 @@ class Config:
             grads=("int8:block=256", "int4:block=128,transform=hadamard"),
             grads_feedback=True,
         )
+
+    @classmethod
+    def from_deepspeed(
+        cls, source: str | os.PathLike[str] | Mapping[str, Any], *, handled: Collection[str] = ()
+    ) -> Config:
+        """Return what a DeepSpeed configuration says about sharding.
+
+        Stage, ``zero_quantized_weights``, ``zero_quantized_gradients``, ``zero_hpz_partition_size``
+        and ``communication_data_type`` are honoured. Keys without meaning here are named in one
+        warning.
+
+        Args:
+            source: the path of the JSON file, or what it holds.
+            handled: full names of keys that your own program takes care of, as in
+                ``("optimizer", "gradient_clipping")``.
+
+        Raises:
+            ValueError: naming every key that cannot be honoured.
+        """
+        return cls(**fields_of(source, handled))
 
 
 def _single(name: str, value: object) -> Codec | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -19,9 +21,35 @@ from zero.unit import Unit
 _ATTRIBUTE = "_zero_engine"
 
 
+class StateProvider(Protocol):
+    """What bits depend on beside parameters and the optimizer's states, of one rank.
+
+    Checkpoints hold it under the name that it has in ``Engine.providers``.
+    """
+
+    def save_state(self) -> Mapping[str, Any]:
+        """Return tensors and plain values; the tensors are copied by the caller."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Put back what this rank saved, with the same ranks, topology and plan."""
+
+    def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Start from a checkpoint of other ranks or another plan.
+
+        Args:
+            states: the plain values of all ranks that saved; no tensors.
+
+        Raises:
+            CheckpointError: where what was saved cannot be had here, and bits would be lost.
+        """
+
+
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """The parts that :func:`zero.shard` put together; ``units`` are in the model's order."""
+    """The parts that :func:`zero.shard` put together; ``units`` are in the model's order.
+
+    ``providers`` hold, by name, further states that checkpoints save.
+    """
 
     comm: Communicator
     config: Config
@@ -31,6 +59,7 @@ class Engine:
     publisher: Publisher
     stepper: Stepper
     schedule: Schedule
+    providers: dict[str, StateProvider] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: object) -> Engine:
         raise TypeError("a sharded model cannot be copied: copy it before zero.shard")

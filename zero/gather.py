@@ -188,3 +188,9 @@ class Gathering:
             assert full is not None
             self.pool.give(full)
         unit.state = State.SHARDED
+
+    def forget(self) -> None:
+        """Let go of copies of parameters: shards are about to change without a new version."""
+        self.forget_ahead()
+        if self.secondary is not None:
+            self.secondary.forget()

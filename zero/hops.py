@@ -17,7 +17,7 @@ With one reduction a step and no feedback the bits are those of one operation ov
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -86,6 +86,21 @@ class TwoHops:
             return slices, works
         means, more = self.finish(unit, slices, seed, async_op=async_op)
         return means, (*works, *more)
+
+    def save_state(self, buffers: Sequence[Buffer]) -> dict[str, Any]:
+        """Return residuals by the number of their buffer, and the scale of each."""
+        found = [(i, self.residuals[b]) for i, b in enumerate(buffers) if b in self.residuals]
+        scales = {str(i): residual.scale for i, residual in found}
+        wires = {f"residual.{i}": torch.from_numpy(residual.wire) for i, residual in found}
+        return {"residual_scales": scales, **wires}
+
+    def load_state(self, state: Mapping[str, Any], buffers: Sequence[Buffer]) -> None:
+        """Take what :meth:`save_state` returned; without tensors residuals start at zero."""
+        self.residuals.clear()
+        for index, scale in state.get("residual_scales", {}).items():
+            wire = state.get(f"residual.{index}")
+            if wire is not None:
+                self.residuals[buffers[int(index)]] = Residual(wire.numpy().copy(), scale)
 
     def _inside(
         self, unit: Unit, fulls: Sequence[Tensor], seed: int, async_op: bool

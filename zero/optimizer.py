@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from zero.gather import Gathering
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
 from zero.scaling import LossScaler
+from zero.tensor_parallel import TensorParallel
 from zero.unit import Buffer, Master, Unit, pack
 
 logger = logging.getLogger("zcomm")
@@ -39,6 +40,7 @@ class Stepper:
 
     Attributes:
         scaler: the scale that gradients carry until the step.
+        tensor_parallel: the other ranks that the model is split over, which count in the norm.
         num_skipped: steps that were skipped because a gradient was not finite.
         skipped: whether the last step was.
     """
@@ -59,6 +61,7 @@ class Stepper:
         self._reducer = reducer
         self._publisher = publisher
         self._gathering = gathering
+        self.tensor_parallel: TensorParallel | None = None
         self._aside: list[tuple[Master, Tensor | None]] = []
         self.scaler = LossScaler(config.loss_scaling)
         self.skipped = False
@@ -75,6 +78,25 @@ class Stepper:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
+    def save_state(self) -> Mapping[str, Any]:
+        """See :class:`~zero.engine.StateProvider`."""
+        return {
+            "num_skipped": self.num_skipped,
+            "consecutive": self._consecutive,
+            "loss_scale": self.scaler.scale,
+            "num_good": self.scaler.num_good,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See :class:`~zero.engine.StateProvider`."""
+        self.num_skipped, self._consecutive = state["num_skipped"], state["consecutive"]
+        self.scaler.scale, self.scaler.num_good = state["loss_scale"], state["num_good"]
+        self._tell_scale()
+
+    def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take the counts, which are the same on all ranks, whatever the plan."""
+        self.load_state(states[0])
+
     def own_gradients(self) -> list[Tensor]:
         """Return the rounded gradients that this rank owns, in the order of the model."""
         self._reducer.round()
@@ -86,9 +108,24 @@ class Stepper:
 
         Squares are summed in float64 per run, then per rank, then over ranks, ascending.
         """
+        if self.tensor_parallel is not None:
+            return self._norm_over_mesh(self.tensor_parallel)
         squares = [squared_norm(grad) for grad in self.own_gradients()]
         rows = self._comm.all_gather_values(np.array([sum(squares)], np.float64))
         return math.sqrt(sum(float(row[0]) for row in rows)) / self.scaler.scale
+
+    def _norm_over_mesh(self, mesh: TensorParallel) -> float:
+        """Return the norm of a model that is split over a mesh: what is whole there counts once."""
+        self._reducer.round()
+        sums = np.zeros(2, np.float64)
+        for buffer in self._buffers:
+            for master in buffer.own_masters():
+                if master.tensor.grad is not None:
+                    whole = not mesh.is_split(buffer.parameters[master.run.slot])
+                    sums[int(whole)] += squared_norm(master.tensor.grad)
+        rows = self._comm.all_gather_values(sums)
+        of_split, of_whole = (sum(map(float, column)) for column in rows.T)
+        return math.sqrt(mesh.total(of_split, of_whole)) / self.scaler.scale
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -96,7 +133,7 @@ class Stepper:
         args, kwargs = _evaluate_closure(args, kwargs)
         self._gathering.forget_ahead()
         self._gathering.stepped()
-        self._take_edits()
+        self.take_edits()
         self.skipped = not math.isfinite(self.norm())
         if self.skipped:
             self._count_skip()
@@ -124,7 +161,7 @@ class Stepper:
                 if inverse != 1:
                     grad.mul_(inverse)
 
-    def _take_edits(self) -> None:
+    def take_edits(self) -> None:
         """Stages 0-2: carry what was done to parameters since the last step to their masters."""
         for unit in self._units:
             exact = self._publisher.is_exact(unit)

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zcomm import Communicator
+from zcomm.errors import CheckpointError
 from zcomm.seeds import derive
 from zcomm.work import Work
 from zero.config import Config
@@ -250,6 +252,63 @@ class Reducer:
                 "gradient accumulation began: in this step the first backward was rounded to the"
                 " parameters' dtype, later steps keep float32"
             )
+
+    def save_state(self) -> Mapping[str, Any]:
+        """See :class:`~zero.engine.StateProvider`; local gradients are those of no_sync."""
+        local = {
+            f"local.{index}": buffer.local
+            for index, buffer in enumerate(self._buffers)
+            if buffer.local is not None
+        }
+        return {
+            "num_reductions": self.num_reductions,
+            "keep_float32": self._keep_float32,
+            "in_float32": self._in_float32,
+            "written": [buffer.written for buffer in self._buffers],
+            "slices": [self._slices_used.get(buffer) for buffer in self._buffers],
+            **{f"slice.{i}": self._slices[b] for i, b in self._numbered(self._slices)},
+            **({} if self.hops is None else self.hops.save_state(self._buffers)),
+            **local,
+        }
+
+    def _numbered(self, found: Mapping[Buffer, Any]) -> list[tuple[int, Buffer]]:
+        return [(index, b) for index, b in enumerate(self._buffers) if b in found]
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See :class:`~zero.engine.StateProvider`."""
+        self.clear()
+        if self.hops is not None:
+            self.hops.load_state(state, self._buffers)
+        self.num_reductions = state["num_reductions"]
+        self._keep_float32 = state["keep_float32"]
+        self._in_float32 = state["in_float32"]
+        for index, buffer in enumerate(self._buffers):
+            local = state.get(f"local.{index}")
+            if local is not None:
+                home = self.home(buffer)
+                stays = home is not None and home.dtype == local.dtype
+                place = home if stays else self.pool.take(local.numel(), local.dtype)
+                assert place is not None
+                buffer.local = place.copy_(local)
+                buffer.written = list(state["written"][index])
+            used = state["slices"][index]
+            if used is not None:
+                self._slices[buffer] = state[f"slice.{index}"].clone()
+                self._slices_used[buffer] = list(used)
+
+    def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """See :class:`~zero.engine.StateProvider`.
+
+        Raises:
+            CheckpointError: gradients that the ranks had not reduced yet.
+        """
+        if any(any(filter(None, (*s["written"], *s["slices"]))) for s in states):
+            raise CheckpointError(
+                "the checkpoint was saved with gradients that its ranks had not reduced (no_sync,"
+                " accumulate='node'): load it with the same ranks, topology and configuration"
+            )
+        none = [None] * len(self._buffers)
+        self.load_state({**states[0], "in_float32": False, "slices": none})
 
     def drop(self) -> None:
         """Forget the local gradients of a backward that did not finish."""

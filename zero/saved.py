@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zero.tensor_parallel import is_distributed, pack_distributed, unpack_distributed
 from zero.unit import Buffer, Unit
 
 PackHook = Callable[[Tensor], Any]
@@ -46,6 +47,14 @@ class SavedOther:
     unpack: UnpackHook | None
 
 
+@dataclass(frozen=True, eq=False)
+class SavedDistributed:
+    """A DTensor: what was made of its local part, and its place in the mesh."""
+
+    local: Any
+    spec: Any
+
+
 class SavedWeights:
     """The hooks; ``whole`` makes a unit whole for backward."""
 
@@ -53,6 +62,7 @@ class SavedWeights:
         self._whole = whole
         self._owners: dict[int, tuple[Unit, Buffer]] = {}
         self._pushed: list[PackHook | None] = []
+        self._hidden_unpack = torch.compiler.disable(self._unpack)
 
     def add(self, unit: Unit) -> None:
         """Know the memory of a unit that has become whole."""
@@ -72,8 +82,9 @@ class SavedWeights:
         if not torch.is_grad_enabled() or (below and below[0] in self._pushed):
             self._pushed.append(None)
             return
-        pack = self._pack_above(below)
-        torch._C._autograd._push_saved_tensors_default_hooks(pack, self._unpack)
+        # torch.compile would look into the hooks, and compile them for each kind of tensor.
+        pack = torch.compiler.disable(self._pack_above(below))
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, self._hidden_unpack)
         self._pushed.append(pack)
 
     def leave(self) -> None:
@@ -82,7 +93,9 @@ class SavedWeights:
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _pack_above(self, below: tuple[PackHook, UnpackHook] | None) -> PackHook:
-        def pack(tensor: Tensor) -> SavedWeight | SavedOther:
+        def pack(tensor: Tensor) -> SavedWeight | SavedOther | SavedDistributed:
+            if is_distributed(tensor):
+                return SavedDistributed(*pack_distributed(tensor, pack))
             found = self._owners.get(tensor.untyped_storage().data_ptr())
             if found is None:
                 if below is not None:
@@ -101,7 +114,9 @@ class SavedWeights:
 
         return pack
 
-    def _unpack(self, saved: SavedWeight | SavedOther) -> Tensor:
+    def _unpack(self, saved: SavedWeight | SavedOther | SavedDistributed) -> Tensor:
+        if isinstance(saved, SavedDistributed):
+            return unpack_distributed(self._unpack(saved.local), saved.spec)
         if isinstance(saved, SavedOther):
             if saved.unpack is not None:
                 return saved.unpack(saved.value)

@@ -40,9 +40,12 @@ class Schedule:
 
     def _attach(self, unit: Unit) -> None:
         module = unit.module
-        module.register_forward_pre_hook(self._before_forward(unit), prepend=True)
+        # torch.compile breaks its graph at the hooks: what they do is no arithmetic.
+        before = torch.compiler.disable(self._before_forward(unit))
+        after = torch.compiler.disable(self._after_forward(unit))
+        module.register_forward_pre_hook(before, prepend=True)
         # Called after an exception too: what before_forward did must be undone.
-        module.register_forward_hook(self._after_forward(unit), always_call=True)
+        module.register_forward_hook(after, always_call=True)
         for buffer in unit.buffers:
             for index, parameter in enumerate(buffer.parameters):
                 if parameter.requires_grad:

@@ -102,6 +102,11 @@ class Secondary:
         """Bytes that this rank holds."""
         return sum(t.numel() * t.element_size() for s in self._slices.values() for t in s.held)
 
+    def forget(self) -> None:
+        """Let the next gather of every unit fill its slice anew."""
+        for held in self._slices.values():
+            held.version = -1
+
     def gather(
         self, unit: Unit, fulls: Sequence[Tensor], *, async_op: bool = False
     ) -> tuple[Work[object], ...]:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zcomm import Communicator
+from zero.checkpoint.providers import register_providers
 from zero.config import Config
 from zero.edits import note_versions
 from zero.elementwise import check_elementwise, prefer_fused
 from zero.engine import Engine, is_sharded, remember
 from zero.gather import Gathering
 from zero.layout import BufferLayout, UnitModules, find_units, lay_out
+from zero.meta import Init, is_meta, materialise
 from zero.optimizer import Stepper
 from zero.publish import Publisher
 from zero.reduce import Reducer
@@ -26,13 +28,19 @@ from zero.saved import SavedWeights
 from zero.schedule import Schedule
 from zero.secondary import Secondary, groups_of
 from zero.states import replace_parameters, trained_parameters
-from zero.unit import Buffer, Master, Unit, pack, split
+from zero.tensor_parallel import use_local_parts
+from zero.unit import Buffer, Master, State, Unit, pack, split
 
 logger = logging.getLogger("zcomm")
 
 
 def shard(
-    model: nn.Module, optimizer: Optimizer, config: Config | None = None, *, comm: Communicator
+    model: nn.Module,
+    optimizer: Optimizer,
+    config: Config | None = None,
+    *,
+    comm: Communicator,
+    init: Init = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Shard a model's states over the ranks of a communicator (ZeRO, arXiv 1910.02054).
 
@@ -48,11 +56,17 @@ def shard(
     tensors, one 1-D tensor per run of a parameter.
 
     Args:
-        model: on the CPU, with parameters of float32, bfloat16 or float16.
+        model: on the CPU, with parameters of float32, bfloat16 or float16; or built under
+            ``torch.device("meta")``: then it is initialised and sharded unit by unit, on all ranks
+            from the generator's state of rank 0's draws.
         optimizer: a torch optimizer that treats elements alone, over the model's parameters; it may
             have states.
         config: stage, codecs, secondary; ``Config()`` is stage 3.
         comm: all ranks of the job.
+        init: for a meta model: None runs every module's ``reset_parameters``, in the order of
+            construction; a function is called with every module after that, as
+            ``model.apply(init)``; ``"empty"`` leaves the values to ``zero.load_pretrained`` or
+            ``zero.load``.
 
     Raises:
         ValueError: a model, optimizer or configuration that cannot be sharded, or that is not the
@@ -63,16 +77,14 @@ def shard(
         raise ValueError("this model or optimizer is already sharded")
     check_elementwise(optimizer)
     config = _without_differences(config, comm)
+    tensor_parallel = use_local_parts(model, optimizer)
     trained = trained_parameters(optimizer, model)
     _say_untrained(model, trained)
     found = find_units(model, config.units)
     owners = comm.topology.ownership()
     layouts = [lay_out(u.parameters, owners, config.piece_numel, trained) for u in found]
     _check_alike(comm, layouts, (model, optimizer, config))
-    units = tuple(
-        _make_unit(number, unit, layout, comm, config)
-        for number, (unit, layout) in enumerate(zip(found, layouts, strict=True))
-    )
+    units = _make_units(model, found, layouts, comm, config, init)
     for tensor in model.buffers():
         _broadcast(comm, tensor)
     engine = _assemble(comm, config, units)
@@ -80,13 +92,17 @@ def shard(
     replace_parameters(optimizer, units)
     for unit in units:
         engine.publisher.publish_first(unit)
+        if unit.state is State.SHARDED:  # a meta model's
+            continue
         for buffer in unit.buffers:
             note_versions(buffer)
         if config.stage == 3:
             engine.gathering.begin(unit)
+    engine.stepper.tensor_parallel = tensor_parallel
     engine.stepper.attach(optimizer)
     _drop_with_zero_grad(model, optimizer, engine.reducer)
     optimizer.__dict__["add_param_group"] = _refuse_group
+    register_providers(engine)
     remember(engine, model, optimizer)
     _say_exact(config, units)
     return model, optimizer
@@ -98,6 +114,40 @@ def _without_differences(config: Config, comm: Communicator) -> Config:
         return config
     logger.info("one node: parameters travel exactly, secondary='persistent' has nothing to do")
     return replace(config, secondary=None, weights=None)
+
+
+def _make_units(
+    model: nn.Module,
+    found: tuple[UnitModules, ...],
+    layouts: list[tuple[BufferLayout, ...]],
+    comm: Communicator,
+    config: Config,
+    init: Init,
+) -> tuple[Unit, ...]:
+    """Make all units; those of a meta model one after the other, and let go of each."""
+    units: dict[int, Unit] = {}
+
+    def make(unit: UnitModules) -> Unit:
+        number = found.index(unit)
+        units[number] = _make_unit(number, unit, layouts[number], comm, config)
+        return units[number]
+
+    def make_and_hide(unit: UnitModules) -> None:
+        made = make(unit)
+        if config.stage == 3:
+            for buffer in made.buffers:
+                note_versions(buffer)
+                buffer.hide()
+            made.state = State.SHARDED
+
+    if is_meta(model):
+        materialise(model, found, init, make_and_hide)
+    elif init is not None:
+        raise ValueError("init is for models built under torch.device('meta'); this one has memory")
+    else:
+        for unit in found:
+            make(unit)
+    return tuple(units[number] for number in range(len(found)))
 
 
 def _make_unit(

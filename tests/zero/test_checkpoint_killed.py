@@ -1,0 +1,115 @@
+"""A save that is killed leaves the checkpoint before it (C3), and random state comes back."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import zero
+from tests.zero.models import Tower, make
+from tests.zero.runs import assert_same_bits, on, shard, whole
+from tests.zero.test_checkpoint import one_step
+from zcomm.errors import CheckpointError
+
+
+def kill_saves(launch, folder, lives, seed):
+    run = launch("-m", "tests.zero.saver", folder, lives, seed, timeout=110)
+    assert run.returncode == 0, run.stderr
+    steps, hit = (int(word) for word in run.stdout.split()[-3::2])
+    return steps, hit
+
+
+def test_killed_saves(launch, tmp_path):
+    steps, _ = kill_saves(launch, tmp_path, 5, seed=0)
+    assert steps > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_fifty_killed_saves(launch, tmp_path, seed):
+    """Two times 25, so many that some are hit while they write."""
+    steps, hit = kill_saves(launch, tmp_path, 25, seed)
+    assert steps > 0
+    assert hit > 0
+
+
+class KilledError(Exception):
+    """What stops a save in the tests below, at a chosen point."""
+
+
+@pytest.mark.parametrize("point", ["write_tensors", "write_text", "sync_directory", "write_index"])
+def test_a_save_that_stops_at_any_point_leaves_the_one_before(point, tmp_path, monkeypatch):
+    """The file system is as it was at that moment; then the rest of the save never happens."""
+    model = make(Tower)
+
+    def program(comm):
+        mine, optimizer = shard(comm, model, zero.Config())
+        zero.save(tmp_path, mine, optimizer, step=1)
+        before = whole(mine)
+        one_step(mine, optimizer, comm.rank, 0)
+        comm.barrier()
+        if comm.rank == 0:
+
+            def stop(*arguments):
+                raise KilledError("here")
+
+            monkeypatch.setattr(f"zero.checkpoint.save.{point}", stop)
+        comm.barrier()
+        with pytest.raises((KilledError, CheckpointError), match="here"):
+            zero.save(tmp_path, mine, optimizer, step=2)
+        comm.barrier()
+        if comm.rank == 0:
+            monkeypatch.undo()
+        comm.barrier()
+        assert zero.load(tmp_path, mine, optimizer, random_state=False).step == 1
+        assert_same_bits(whole(mine), before)
+        zero.save(tmp_path, mine, optimizer, step=3)
+        assert zero.load(tmp_path, mine, optimizer, random_state=False).step == 3
+
+    on("1x2", program)
+    # What the stopped save left is gone.
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_first_save_that_did_not_end_is_no_checkpoint(tmp_path):
+    (tmp_path / ".tmp-0123").mkdir()
+
+    def program(comm):
+        mine, optimizer = shard(comm, make(Tower), zero.Config())
+        with pytest.raises(CheckpointError, match=r"the first save to .* did not end"):
+            zero.load(tmp_path, mine, optimizer)
+
+    on("1x2", program)
+
+
+def draw():
+    return torch.rand(3).tolist() + np.random.rand(3).tolist() + [random.random()]  # noqa: NPY002
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """A folder of all ranks: rank 0's, whose name travels."""
+    text = str(tmp_path).encode().ljust(400)
+    return Path(comm.broadcast(np.frombuffer(text, np.uint8).copy()).tobytes().decode().strip())
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("stage", range(4))
+def test_resume_under_mpi_with_random_state(comm, stage, folder):
+    """Each rank goes on with its own draws."""
+    mine, optimizer = shard(comm, make(Tower), zero.Config(stage))
+    torch.manual_seed(comm.rank)
+    one_step(mine, optimizer, comm.rank, 0)
+    saving = zero.save(folder, mine, optimizer, async_op=True)
+    drawn = draw()
+    one_step(mine, optimizer, comm.rank, 1)
+    expected = whole(mine)
+    saving.wait()
+
+    other, optimizer = shard(comm, make(Tower, seed=1), zero.Config(stage))
+    assert zero.load(folder, other, optimizer).same_plan
+    assert draw() == drawn
+    one_step(other, optimizer, comm.rank, 1)
+    assert_same_bits(whole(other), expected)

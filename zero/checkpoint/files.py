@@ -1,0 +1,161 @@
+"""Files that are whole or not there: written beside their name, fsynced, renamed, and checked.
+
+A folder with a checkpoint holds ``index.json`` and one folder of data, which the index names. A
+save writes a new folder of data and replaces the index last, in one rename: a save that is killed
+leaves the index and the data of the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from zcomm.errors import CheckpointError
+
+INDEX = "index.json"
+_CHUNK_NBYTES = 1 << 22
+
+
+def sync_directory(path: Path) -> None:
+    """Make names that were made, renamed or removed in a folder survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is whole under its name, or not there."""
+    beside = path.with_name(f"{path.name}.tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_directory(path.parent)
+
+
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file, whole under its name or not there."""
+    beside = path.with_name(f"{path.name}.tmp")
+    save_file(tensors, beside, metadata)
+    with beside.open("rb") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_directory(path.parent)
+
+
+def checksum(path: Path) -> str:
+    """Return the BLAKE2b digest of a file, 128 bits in hexadecimal."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_NBYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_index(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an index with its own checksum."""
+    text = json.dumps(content)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    write_text(path, f'{{"checksum": "{digest}",\n"content": {text}}}\n')
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """Return the content of an index.
+
+    Raises:
+        CheckpointError: no index, or one that is not as it was written.
+    """
+    if not path.is_file():
+        if any(path.parent.glob(".tmp-*")):
+            raise CheckpointError(f"{path} is missing: the first save to {path.parent} did not end")
+        raise CheckpointError(f"{path} is missing: {path.parent} is not a checkpoint")
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+        text = json.dumps(loaded["content"])
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        same = digest == loaded["checksum"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read as an index: {error}") from error
+    if not same:
+        raise CheckpointError(f"{path} was changed: its checksum is not the one written in it")
+    content: dict[str, Any] = loaded["content"]
+    return content
+
+
+def verify(path: Path, nbytes: int, digest: str) -> None:
+    """Check that a file is the one that the index describes.
+
+    Raises:
+        CheckpointError: the file, and what is wrong with it.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; the index lists it")
+    found = path.stat().st_size
+    if found != nbytes:
+        raise CheckpointError(f"{path} has {found} bytes, the index says {nbytes}")
+    if checksum(path) != digest:
+        raise CheckpointError(f"{path} was changed: its checksum is not that of the index")
+
+
+class Reader:
+    """Tensors of safetensors files, of which only what is asked for is read."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, Any] = {}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.__exit__(None, None, None)
+        self._open.clear()
+
+    def file(self, path: Path) -> Any:
+        """Return the open file, with ``keys``, ``get_slice`` and ``get_tensor``."""
+        if path not in self._open:
+            with _reading(path):
+                self._open[path] = safe_open(path, "pt").__enter__()  # type: ignore[no-untyped-call]
+        return self._open[path]
+
+    def part(self, path: Path, key: str, first: int, last: int) -> Tensor:
+        """Return elements of a 1-D tensor."""
+        with _reading(path):
+            tensor: Tensor = self.file(path).get_slice(key)[first:last]
+        return tensor
+
+    def tensor(self, path: Path, key: str) -> Tensor:
+        """Return a whole tensor."""
+        with _reading(path):
+            tensor: Tensor = self.file(path).get_tensor(key)
+        return tensor
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def remove_stale(path: Path, kept: str) -> None:
+    """Remove the data of earlier saves, and of saves that did not end, from a checkpoint."""
+    for folder in path.iterdir():
+        if folder.is_dir() and folder.name != kept and folder.name.startswith((".tmp-", "data-")):
+            shutil.rmtree(folder, ignore_errors=True)

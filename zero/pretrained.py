@@ -1,0 +1,189 @@
+"""``zero.load_pretrained``: weights from safetensors, each rank reading only what it owns."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from zcomm.errors import CheckpointError
+from zero.checkpoint.agree import together
+from zero.checkpoint.capture import held_runs, is_decoded
+from zero.checkpoint.files import Reader
+from zero.edits import note_versions
+from zero.engine import Engine, engine_of
+from zero.exact import spread
+from zero.layout import Run, Slot
+from zero.states import in_memory_order
+from zero.unit import Buffer, Unit
+
+SINGLE, MANY = "model.safetensors", "model.safetensors.index.json"
+
+
+class Weights:
+    """Named tensors in one or several safetensors files."""
+
+    def __init__(self, path: Path, reader: Reader) -> None:
+        self.path = path
+        self._reader = reader
+        self._files = _files(path, reader)
+
+    def find(self, names: Sequence[str]) -> str | None:
+        """Return the first of a parameter's names that is there."""
+        return next((name for name in names if name in self._files), None)
+
+    def others(self, names: set[str]) -> list[str]:
+        """Return the names of tensors that are not among these."""
+        return sorted(self._files.keys() - names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, without reading it."""
+        return tuple(self._reader.file(self._files[name]).get_slice(name).get_shape())
+
+    def whole(self, name: str) -> Tensor:
+        """Return a whole tensor."""
+        return self._reader.tensor(self._files[name], name)
+
+    def run(self, name: str, slot: Slot, run: Run) -> Tensor:
+        """Return a run of a tensor; of a row-major one only the rows that it touches are read."""
+        if not slot.shape or slot.stride != _row_major(slot.shape):
+            flat = in_memory_order(self.whole(name), slot)
+            return flat[run.offset : run.offset + run.numel]
+        row = slot.numel // slot.shape[0]
+        first, last = run.offset // row, -(-(run.offset + run.numel) // row)
+        rows = self._reader.part(self._files[name], name, first, last).flatten()
+        return rows[run.offset - first * row :][: run.numel]
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty(tuple(shape), device="meta").stride()
+
+
+def _files(path: Path, reader: Reader) -> dict[str, Path]:
+    """Return the file of each tensor: of a file, or of a folder as transformers writes it."""
+    if path.is_dir() and (path / MANY).is_file():
+        try:
+            index = json.loads((path / MANY).read_text(encoding="utf-8"))
+            return {name: path / file for name, file in index["weight_map"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path / MANY} cannot be read as an index: {error}") from error
+    file = path / SINGLE if path.is_dir() else path
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing, and there is no {MANY} beside it")
+    return dict.fromkeys(reader.file(file).keys(), file)
+
+
+def load_pretrained(
+    model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True
+) -> list[str]:
+    """Read the parameters and buffers of a sharded model from safetensors.
+
+    A collective. Each rank reads the rows that it owns; in stages 0-2 the ranks then exchange them.
+    Values are rounded to the parameters' dtype. States of the optimizer stay as they are.
+
+    Args:
+        model: returned by ``zero.shard``.
+        path: a file, or a folder with ``model.safetensors`` or ``model.safetensors.index.json``.
+            Names are those of ``model.state_dict()``; one of several tied names is enough.
+        strict: whether every parameter and persistent buffer must be there, and nothing else.
+
+    Returns:
+        The names that the model has and the files have not; empty when strict.
+
+    Raises:
+        CheckpointError: on all ranks, naming what is missing, damaged or of another shape.
+        ValueError: inside ``full_params``.
+    """
+    engine = engine_of(model)
+    if engine.gathering.kept:
+        raise ValueError("zero.load_pretrained inside full_params: leave it first")
+    engine.stepper.take_edits()
+    with Reader() as reader:
+        with together(engine.comm):
+            weights = Weights(Path(path), reader)
+            names, missing = match(weights, model, strict=strict)
+            read = {unit: list(_read(weights, names, unit)) for unit in engine.units}
+            buffers = {n: weights.whole(names[n]) for n, _ in model.named_buffers() if n in names}
+        engine.gathering.forget()
+        with torch.no_grad():
+            for unit in engine.units:
+                _put(engine, unit, read[unit])
+            for name, tensor in model.named_buffers():
+                if name in buffers:
+                    tensor.copy_(buffers[name])
+    return missing
+
+
+def match(weights: Weights, model: nn.Module, *, strict: bool) -> tuple[dict[str, str], list[str]]:
+    """Return for each parameter and buffer its name in the files, and the names that are missing.
+
+    Raises:
+        CheckpointError: another shape; where strict, a name on one side only.
+    """
+    tensors: dict[int, tuple[list[str], Any]] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        tensors.setdefault(id(tensor), ([], tensor))[0].append(name)
+    first = {id(p): n for n, p in (*model.named_parameters(), *model.named_buffers())}
+    found: dict[str, str] = {}
+    missing = []
+    for key, (names, tensor) in tensors.items():
+        name = weights.find(names)
+        if name is None:
+            missing += names
+            continue
+        if weights.shape(name) != tuple(tensor.shape):
+            raise CheckpointError(
+                f"{name} has shape {list(weights.shape(name))} in {weights.path}, and"
+                f" {list(tensor.shape)} in the model"
+            )
+        found[first.get(key, names[0])] = name
+    if strict:
+        _refuse(weights.path, "lacks", missing)
+        _refuse(weights.path, "has, and the model lacks,", weights.others(set(state)))
+    return found, missing
+
+
+def _refuse(path: Path, what: str, names: Sequence[str]) -> None:
+    if names:
+        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+        raise CheckpointError(f"{path} {what} {len(names)} tensors: {shown}")
+
+
+def _read(
+    weights: Weights, names: Mapping[str, str], unit: Unit
+) -> Iterator[tuple[Buffer, Run, Tensor]]:
+    for buffer in unit.buffers:
+        for run in buffer.runs:
+            slot = buffer.layout.slots[run.slot]
+            if slot.name in names:
+                part = weights.run(names[slot.name], slot, run)
+                yield buffer, run, part.to(buffer.layout.dtype)
+
+
+def _put(engine: Engine, unit: Unit, read: Sequence[tuple[Buffer, Run, Tensor]]) -> None:
+    for buffer, run, part in read:
+        held_runs(buffer)[run].copy_(part)
+        for master in buffer.own_masters():
+            if buffer.separate and master.run == run:
+                master.tensor.copy_(part)
+    unit.note_edit()
+    if engine.config.stage == 3 or not unit.buffers:
+        return
+    if is_decoded(engine, unit):
+        engine.publisher.publish_first(unit)
+    else:
+        spread(engine, unit)
+    for buffer in unit.buffers:
+        assert buffer.full is not None
+        for master in buffer.masters:
+            if buffer.separate and master.owner != buffer.rank:  # stage 0
+                master.tensor.copy_(buffer.run_view(buffer.full, master.run))
+        increment_version(list(buffer.parameters))
+        note_versions(buffer)

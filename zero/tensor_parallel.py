@@ -1,0 +1,143 @@
+"""Models whose parameters are split over other ranks too, as DTensor: tensor parallelism × ZeRO.
+
+The communicator given to ``zero.shard`` holds the ranks of one position in the tensor-parallel
+mesh; they share the same local parts. zero shards those parts: each DTensor parameter is replaced
+by a plain one, its local part, and while its module runs the module sees a DTensor made of it. The
+gradient of the local part is what DTensor's backward gives, reduced where the mesh says so.
+
+A reader must not assume that these parameters keep their identity or shape: ``parameters()``,
+``full_params``, checkpoints and state dicts show local parts. Everything else keeps both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True, eq=False)
+class TensorParallel:
+    """The mesh over which parameters are split, and those that are whole on each of its ranks."""
+
+    mesh: DeviceMesh
+    split: frozenset[int]
+
+    def is_split(self, parameter: nn.Parameter) -> bool:
+        """Tell whether ranks of the mesh hold different parts of a parameter."""
+        return id(parameter) in self.split
+
+    def total(self, of_split: float, of_whole: float) -> float:
+        """Return the sum over the mesh, of what is whole once; the same bits on all its ranks."""
+        import torch.distributed as dist
+
+        mine = torch.tensor([of_split, of_whole], dtype=torch.float64)
+        rows = [torch.empty_like(mine) for _ in range(self.mesh.size())]
+        dist.all_gather(rows, mine, group=self.mesh.get_group())
+        return sum(float(row[0]) for row in rows) + float(rows[0][1])
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a DTensor; imports nothing."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def use_local_parts(model: nn.Module, optimizer: Optimizer) -> TensorParallel | None:
+    """Replace the DTensor parameters of a model and its optimizer by their local parts.
+
+    Returns:
+        The mesh; None where no parameter is a DTensor.
+
+    Raises:
+        ValueError: meshes of several dimensions, several meshes, or partial sums as parameters.
+    """
+    local: dict[int, nn.Parameter] = {}
+    found: list[DTensor] = []
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and is_distributed(parameter):
+                if id(parameter) not in local:
+                    found.append(parameter)  # type: ignore[arg-type]
+                    part = parameter.to_local().detach()  # type: ignore[attr-defined]
+                    local[id(parameter)] = nn.Parameter(part, parameter.requires_grad)
+                module._parameters[name] = local[id(parameter)]
+                _show_distributed(module, name, parameter)  # type: ignore[arg-type]
+    if not found:
+        return None
+    _check(found)
+    for group in optimizer.param_groups:
+        group["params"] = [_replaced(optimizer, p, local) for p in group["params"]]
+    split = frozenset(
+        id(local[id(p)]) for p in found if any(place.is_shard() for place in p.placements)
+    )
+    return TensorParallel(found[0].device_mesh, split)
+
+
+def _check(found: list[DTensor]) -> None:
+    mesh = found[0].device_mesh
+    for parameter in found:
+        if parameter.device_mesh != mesh or mesh.ndim != 1:
+            raise ValueError(
+                f"a parameter is a DTensor over {parameter.device_mesh}: zero works beside one mesh"
+                " of one dimension"
+            )
+        if any(place.is_partial() for place in parameter.placements):
+            raise ValueError(f"a parameter has the placements {parameter.placements}: partial sums")
+
+
+def _replaced(
+    optimizer: Optimizer, parameter: nn.Parameter, local: dict[int, nn.Parameter]
+) -> nn.Parameter:
+    if id(parameter) not in local:
+        return parameter
+    state = optimizer.state.pop(parameter, None)
+    if state:
+        optimizer.state[local[id(parameter)]] = {
+            key: value.to_local() if is_distributed(value) else value
+            for key, value in state.items()
+        }
+    return local[id(parameter)]
+
+
+def _show_distributed(module: nn.Module, name: str, parameter: DTensor) -> None:
+    """Let a module find, while it runs, a DTensor under the name of its parameter."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, stride = parameter.shape, parameter.stride()
+
+    def show(module: nn.Module, args: Any) -> None:
+        part = module._parameters[name]
+        assert part is not None
+        # An attribute of the instance is found before an entry of _parameters.
+        module.__dict__[name] = DTensor.from_local(
+            part, mesh, placements, run_check=False, shape=shape, stride=stride
+        )
+
+    def hide(module: nn.Module, args: Any, output: Any) -> None:
+        module.__dict__.pop(name, None)
+
+    module.register_forward_pre_hook(show)
+    module.register_forward_hook(hide, always_call=True)
+
+
+def pack_distributed(tensor: Tensor, pack: Callable[[Tensor], Any]) -> tuple[Any, Any]:
+    """Return what ``pack`` makes of a DTensor's local part, and how to make a DTensor again."""
+    return pack(tensor._local_tensor), tensor._spec  # type: ignore[attr-defined]
+
+
+def unpack_distributed(local: Tensor, spec: Any) -> Tensor:
+    """Undo :func:`pack_distributed`."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[call-arg]
