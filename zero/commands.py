@@ -72,8 +72,11 @@ class MemoryCommand:
             estimate(config, model, num_ranks=num_ranks, ranks_per_node=per_node)
             for config in configs
         ]
-        title = f"{model.numel:g} parameters, {num_ranks} ranks, {per_node} a node: GB of a rank"
-        Console(width=100, highlight=False).print(table(title, list(stages), columns))
+        console = Console(width=100, highlight=False)
+        console.print(
+            f"{model.numel:g} parameters, {num_ranks} ranks, {per_node} a node; GB of each rank"
+        )
+        console.print(table(list(stages), columns))
         return 0
 
     def _config(self, arguments: argparse.Namespace, stage: int) -> Config:
@@ -96,9 +99,9 @@ class MemoryCommand:
         )
 
 
-def table(title: str, stages: list[int], columns: list[Estimate]) -> Table:
+def table(stages: list[int], columns: list[Estimate]) -> Table:
     """Return the rows that are not zero everywhere, in GB (10^9 bytes)."""
-    made = Table(title=title, box=box.SIMPLE_HEAD)
+    made = Table(box=box.SIMPLE_HEAD)
     made.add_column("")
     for stage in stages:
         made.add_column(f"stage {stage}", justify="right")
@@ -111,11 +114,12 @@ def table(title: str, stages: list[int], columns: list[Estimate]) -> Table:
 
 
 def gigabytes(nbytes: float) -> str:
-    """Return GB to three digits, as the paper prints them: 120, 31.4, 1.88."""
-    value = nbytes / GB
+    """Return GB as the paper prints them: 120, 41.3 (of 41.25), 1.88."""
+    value = nbytes / GB * (1 + 1e-12)
     if value >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+    digits = 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"
 
 
 MEMORY = MemoryCommand()

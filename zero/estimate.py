@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zcomm import Codec
 from zero.config import Config
 from zero.hops import RESIDUAL
 
@@ -107,7 +108,7 @@ def estimate(config: Config, model: Model, *, num_ranks: int, ranks_per_node: in
         optimizer=WIDE_NBYTES * model.states * numel * shared[1],
         secondary=_secondary(config, model, num_ranks, ranks_per_node),
         waiting=WIDE_NBYTES * numel / ranks_per_node if waits else 0,
-        residuals=_encoded(RESIDUAL.block, 8) * numel / ranks_per_node
+        residuals=_encoded(RESIDUAL) * numel / ranks_per_node
         if several and config.grads_feedback
         else 0,
         whole_units=_whole(config, model, num_ranks) * size,
@@ -130,13 +131,14 @@ def _secondary(config: Config, model: Model, num_ranks: int, ranks_per_node: int
     if group == num_ranks:
         return 0
     codec = config.weights_codec if config.secondary_codec is not None else None
-    each = model.itemsize if codec is None else codec.wire_nbytes(codec.block) / codec.block
+    each = model.itemsize if codec is None else _encoded(codec)
     return each * model.numel / group
 
 
-def _encoded(block: int, bits: int) -> float:
+def _encoded(codec: Codec) -> float:
     """Return the bytes of an element: its code, and its part of the block's scale."""
-    return bits / 8 + 2 / block
+    numel = 1 << 20
+    return codec.wire_nbytes(numel) / numel
 
 
 def _whole(config: Config, model: Model, num_ranks: int) -> float:

@@ -56,7 +56,7 @@ def model_state_nbytes(model: nn.Module, optimizer: Optimizer) -> ModelStates:
     gathered = _nbytes((b.full for b in buffers), seen)
     gradients = [b.local for b in buffers] + [b.home for b in buffers]
     gradients += [tensor.grad for tensor in masters]
-    gradients += engine.reducer.waiting
+    gradients += engine.reducer.slices.held
     states = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
     secondary = engine.gathering.secondary
     return ModelStates(
@@ -124,7 +124,7 @@ def report(model: nn.Module, optimizer: Optimizer) -> Report:
     hops = engine.reducer.hops
     return Report(
         states=model_state_nbytes(model, optimizer),
-        waiting=sum(tensor.nbytes for tensor in engine.reducer.waiting),
+        waiting=sum(tensor.nbytes for tensor in engine.reducer.slices.held),
         residuals=0 if hops is None else hops.residual_nbytes,
         lent=sum(pool.lent_nbytes for pool in pools),
         free=sum(pool.free_nbytes for pool in pools),

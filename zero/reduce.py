@@ -35,6 +35,7 @@ from zcomm.work import Work
 from zero.config import Config
 from zero.hops import two_hops
 from zero.pool import Pool
+from zero.slices import Slices
 from zero.unit import Buffer, Master, Unit, split
 
 logger = logging.getLogger("zcomm")
@@ -55,6 +56,8 @@ class Reducer:
     """Owns the gradients between autograd and the optimizer.
 
     Attributes:
+        hops: inside the node and between nodes, where these are two operations.
+        slices: what waits for the second of them.
         pool: lends the memory of local gradients, but for what stays.
         synchronise: whether backward reduces; no_sync turns it off.
         num_reductions: backwards reduced since the last step.
@@ -69,14 +72,13 @@ class Reducer:
         self._buffers = [buffer for unit in units for buffer in unit.trainable]
         self._used: dict[Buffer, list[bool]] = {}
         self._fresh: list[tuple[Buffer, Master]] = []
-        self._slices: dict[Buffer, Tensor] = {}
-        self._slices_used: dict[Buffer, list[bool]] = {}
         self._under_way: deque[Reduction] = deque()
         self._overlap = config.prefetch > 0 and comm.size > 1
         self._in_float32 = False
         self._keep_float32 = True
         self._warned = False
         self.hops = two_hops(comm, config)
+        self.slices = Slices(self._buffers)
         self.pool = Pool()
         self.synchronise = True
         self.num_reductions = 0
@@ -169,10 +171,8 @@ class Reducer:
                     self.pool.give(full)
                 if not reduction.slices:
                     self._add(buffer, mean)
-                elif buffer in self._slices:
-                    self._slices[buffer].add_(mean)
                 else:
-                    self._slices[buffer] = mean
+                    self.slices.add(buffer, mean)
 
     def settle(self) -> None:
         """End a backward whose units were reduced: agree with all ranks on what was used.
@@ -193,7 +193,7 @@ class Reducer:
         for buffer in self._buffers:
             used[buffer] = anywhere[start : start + len(buffer.parameters)]
             start += len(buffer.parameters)
-        self._note_used(used)
+        self.slices.note_used(used)
         for buffer, master in self._fresh:
             if not used[buffer][master.run.slot]:
                 master.tensor.grad = None
@@ -201,43 +201,19 @@ class Reducer:
         if any(anywhere):
             self._count()
 
-    def _note_used(self, used: dict[Buffer, Sequence[bool]]) -> None:
-        for buffer in self._slices:
-            before = self._slices_used.get(buffer, [False] * len(buffer.parameters))
-            now = used[buffer]
-            self._slices_used[buffer] = [a or b for a, b in zip(before, now, strict=True)]
-
     def _finish_slices(self) -> None:
         """``accumulate="node"``: reduce between nodes what the micro-batches left in slices."""
-        if self.hops is None or not self._slices:
-            return
-        for unit in self._units:
-            slices = [self._slices.pop(buffer) for buffer in unit.trainable]
-            if not slices:
-                continue
-            means, _ = self.hops.finish(unit, slices, self._seed(unit))
-            for buffer, mean in zip(unit.trainable, means, strict=True):
-                used = self._slices_used.pop(buffer)
-                self._add_used(buffer, mean, used)
-
-    def _add_used(self, buffer: Buffer, mean: Tensor, used: Sequence[bool]) -> None:
-        masters = buffer.own_masters()
-        for master, part in zip(masters, split(mean, [m.run for m in masters]), strict=True):
-            grad = master.tensor.grad
-            if not used[master.run.slot]:
-                continue
-            master.tensor.grad = part if grad is None else grad.to(torch.float32).add_(part)
-
-    @property
-    def waiting(self) -> list[Tensor]:
-        """Sums of nodes that wait for the step."""
-        return list(self._slices.values())
+        for unit in self._units if self.hops is not None and self.slices.held else ():
+            slices = self.slices.take(unit)
+            if slices and self.hops is not None:
+                means, _ = self.hops.finish(unit, slices, self._seed(unit))
+                for buffer, mean in zip(unit.trainable, means, strict=True):
+                    self.slices.deliver(buffer, mean)
 
     def clear(self) -> None:
         """Forget all gradients that did not reach the masters."""
         self.drop()
-        self._slices.clear()
-        self._slices_used.clear()
+        self.slices.clear()
 
     def _forget_backward(self) -> None:
         self._fresh.clear()
@@ -265,18 +241,15 @@ class Reducer:
             "keep_float32": self._keep_float32,
             "in_float32": self._in_float32,
             "written": [buffer.written for buffer in self._buffers],
-            "slices": [self._slices_used.get(buffer) for buffer in self._buffers],
-            **{f"slice.{i}": self._slices[b] for i, b in self._numbered(self._slices)},
+            **self.slices.save_state(),
             **({} if self.hops is None else self.hops.save_state(self._buffers)),
             **local,
         }
 
-    def _numbered(self, found: Mapping[Buffer, Any]) -> list[tuple[int, Buffer]]:
-        return [(index, b) for index, b in enumerate(self._buffers) if b in found]
-
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :class:`~zero.engine.StateProvider`."""
         self.clear()
+        self.slices.load_state(state)
         if self.hops is not None:
             self.hops.load_state(state, self._buffers)
         self.num_reductions = state["num_reductions"]
@@ -291,10 +264,6 @@ class Reducer:
                 assert place is not None
                 buffer.local = place.copy_(local)
                 buffer.written = list(state["written"][index])
-            used = state["slices"][index]
-            if used is not None:
-                self._slices[buffer] = state[f"slice.{index}"].clone()
-                self._slices_used[buffer] = list(used)
 
     def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
         """See :class:`~zero.engine.StateProvider`.

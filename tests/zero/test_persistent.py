@@ -22,7 +22,7 @@ def by_hand(dtype, codec="int4"):
     """
     codec = Codec.parse(codec)
     model = make(Tower, dtype=dtype)
-    masters = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
+    masters = [torch.nn.Parameter(p.detach().float().clone()) for p in model.parameters()]
     optimizer = adamw(masters, fused=True)
     losses = []
     for step in range(STEPS):
@@ -112,7 +112,7 @@ def test_an_edit_arrives_exactly_and_masters_keep_what_was_not_edited(how):
                 with torch.no_grad():
                     block.up.weight.clamp_(-0.01, 0.01)
 
-            handle = block.register_forward_hook(edit)
+            handle = block.up.register_forward_hook(edit)
             with torch.no_grad():
                 sharded(tokens(0, 0))
             handle.remove()

@@ -20,7 +20,7 @@ def by_hand(dtype, scale, clip, spoiled=()):
     Returns losses of rank 0, norms and parameters. ``scale`` doubles after two good steps.
     """
     model = make(Tower, dtype=dtype)
-    masters = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
+    masters = [torch.nn.Parameter(p.detach().float().clone()) for p in model.parameters()]
     optimizer = adamw(masters, fused=True)
     losses, norms, scales, good = [], [], [], 0
     for step in range(STEPS):
