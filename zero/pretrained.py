@@ -132,18 +132,18 @@ def match(weights: Weights, model: nn.Module, *, strict: bool) -> tuple[dict[str
         tensors.setdefault(id(tensor), ([], tensor))[0].append(name)
     first = {id(p): n for n, p in (*model.named_parameters(), *model.named_buffers())}
     found: dict[str, str] = {}
-    missing = []
+    missing: list[str] = []
     for key, (names, tensor) in tensors.items():
-        name = weights.find(names)
-        if name is None:
+        there = weights.find(names)
+        if there is None:
             missing += names
             continue
-        if weights.shape(name) != tuple(tensor.shape):
+        if weights.shape(there) != tuple(tensor.shape):
             raise CheckpointError(
-                f"{name} has shape {list(weights.shape(name))} in {weights.path}, and"
+                f"{there} has shape {list(weights.shape(there))} in {weights.path}, and"
                 f" {list(tensor.shape)} in the model"
             )
-        found[first.get(key, names[0])] = name
+        found[first.get(key, names[0])] = there
     if strict:
         _refuse(weights.path, "lacks", missing)
         _refuse(weights.path, "has, and the model lacks,", weights.others(set(state)))

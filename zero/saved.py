@@ -55,6 +55,12 @@ class SavedDistributed:
     spec: Any
 
 
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch.compile from looking into a hook: it breaks its graph there."""
+    hidden: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return hidden
+
+
 class SavedWeights:
     """The hooks; ``whole`` makes a unit whole for backward."""
 
@@ -62,7 +68,7 @@ class SavedWeights:
         self._whole = whole
         self._owners: dict[int, tuple[Unit, Buffer]] = {}
         self._pushed: list[PackHook | None] = []
-        self._hidden_unpack = torch.compiler.disable(self._unpack)
+        self._hidden_unpack = untraced(self._unpack)
 
     def add(self, unit: Unit) -> None:
         """Know the memory of a unit that has become whole."""
@@ -83,7 +89,7 @@ class SavedWeights:
             self._pushed.append(None)
             return
         # torch.compile would look into the hooks, and compile them for each kind of tensor.
-        pack = torch.compiler.disable(self._pack_above(below))
+        pack = untraced(self._pack_above(below))
         torch._C._autograd._push_saved_tensors_default_hooks(pack, self._hidden_unpack)
         self._pushed.append(pack)
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from zero.gather import Gathering
 from zero.reduce import Reducer
+from zero.saved import untraced
 from zero.unit import Buffer, Call, State, Unit
 
 
@@ -40,9 +41,8 @@ class Schedule:
 
     def _attach(self, unit: Unit) -> None:
         module = unit.module
-        # torch.compile breaks its graph at the hooks: what they do is no arithmetic.
-        before = torch.compiler.disable(self._before_forward(unit))
-        after = torch.compiler.disable(self._after_forward(unit))
+        before = untraced(self._before_forward(unit))
+        after = untraced(self._after_forward(unit))
         module.register_forward_pre_hook(before, prepend=True)
         # Called after an exception too: what before_forward did must be undone.
         module.register_forward_hook(after, always_call=True)

@@ -140,4 +140,5 @@ def unpack_distributed(local: Tensor, spec: Any) -> Tensor:
     """Undo :func:`pack_distributed`."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[call-arg]
+    made: Tensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return made

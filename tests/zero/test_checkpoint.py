@@ -7,6 +7,7 @@ share torch's generator: random state is tested under MPI.
 import copy
 import dataclasses
 import json
+import threading
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import zero
+import zero.checkpoint.save
 from tests.zero.models import Tower, differing_copy, loss_of, make, tokens
 from tests.zero.pretrained import MODELS, batch_of
 from tests.zero.runs import assert_same_bits, on, shard, whole
 from zcomm.errors import CheckpointError
+from zero.checkpoint.files import write_tensors
 
 ZEROPP = dataclasses.replace(zero.Config.zeropp(), min_numel=0)
 CONFIGS = {
@@ -222,22 +225,39 @@ def test_between_two_backwards(stage, dtype, tmp_path):
     def elsewhere(comm):
         mine, optimizer = shard(comm, model, zero.Config(stage))
         zero.load(tmp_path / "False", mine, optimizer)
+        before = states(mine, optimizer)
+        versions = [unit.version for unit in engine_units(mine)]
         with pytest.raises(CheckpointError, match="under no_sync"):
             zero.load(tmp_path / "True", mine, optimizer)
+        assert_same_bits(states(mine, optimizer), before)
+        assert [unit.version for unit in engine_units(mine)] == versions
 
     on("1x2", elsewhere)
 
 
-def test_training_goes_on_behind_an_asynchronous_save(tmp_path):
+def test_training_goes_on_behind_an_asynchronous_save(tmp_path, monkeypatch):
+    """No rank begins to write before training has gone on."""
     model = make(Tower, width=128, hidden=512)
+    trained = threading.Event()
+    trained.set()
+
+    def write_later(*arguments):
+        trained.wait()
+        write_tensors(*arguments)
+
+    monkeypatch.setattr(zero.checkpoint.save, "write_tensors", write_later)
 
     def program(comm):
         mine, optimizer = shard(comm, model, zero.Config())
         one_step(mine, optimizer, comm.rank, 0)
         zero.save(tmp_path / "a", mine, optimizer)
+        trained.clear()
         saving = zero.save(tmp_path / "b", mine, optimizer, async_op=True)
         for step in range(3):
             one_step(mine, optimizer, comm.rank, step)
+        assert not saving.done()
+        comm.barrier()
+        trained.set()
         saving.wait()
         assert saving.done()
         # The next save waits for the one before it.
@@ -251,6 +271,25 @@ def test_training_goes_on_behind_an_asynchronous_save(tmp_path):
     name = "blocks.0.up.weight"
     assert torch.equal(everything(tmp_path / "d")["value", name], after[name].flatten())
     assert not torch.equal(everything(tmp_path / "a")["value", name], after[name].flatten())
+
+
+@pytest.mark.parametrize("config", [zero.Config(stage=2), zero.Config(secondary="node"), ZEROPP])
+def test_the_second_copy_is_not_of_the_values_before(config, tmp_path):
+    """Loaded over parameters of the same version, whose second copy was in use."""
+    model = make(Tower)
+
+    def program(comm):
+        first, optimizer = shard(comm, model, config)
+        one_step(first, optimizer, comm.rank, 0)
+        zero.save(tmp_path, first, optimizer)
+        second, optimizer = shard(comm, make(Tower, seed=1), config)
+        one_step(second, optimizer, comm.rank, 0)
+        before = whole(second)
+        zero.load(tmp_path, second, optimizer, random_state=False)
+        assert_same_bits(whole(second), whole(first))
+        assert not torch.equal(whole(second)["head.weight"], before["head.weight"])
+
+    on("2x2", program)
 
 
 @pytest.mark.parametrize("config", [zero.Config(stage=2), zero.Config(), ZEROPP])

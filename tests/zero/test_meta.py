@@ -10,6 +10,7 @@ from torch import nn
 import zero
 import zero.shard
 from tests.zero.models import make
+from tests.zero.pretrained import MODELS
 from tests.zero.runs import adamw, assert_same_bits, on
 from zero.unit import Buffer
 
@@ -166,6 +167,28 @@ def test_loaded_instead(stage, tmp_path):
         assert_same_bits(zero.full_state_dict(mine), ordinary.state_dict())
 
     on("1x2", program)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "mixtral", "vit"])
+def test_transformers_with_their_own_initialiser(name):
+    """Computed buffers and constants are equal, drawn weights of the same spread."""
+    ordinary = make(MODELS[name], seed=3)
+    with torch.device("meta"):
+        model = MODELS[name]()
+
+    def program(comm):
+        mine, _ = sharded(model, zero.Config(), comm, model._init_weights)
+        return zero.full_state_dict(mine), dict(mine.named_buffers())
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        ((state, buffers),) = on("1", program)
+    assert_same_bits(buffers, dict(ordinary.named_buffers()))
+    for key, wanted in ordinary.state_dict().items():
+        if wanted.unique().numel() <= 1:
+            assert torch.equal(state[key], wanted), key
+        elif wanted.numel() >= 1000:
+            assert state[key].std().item() == pytest.approx(wanted.std().item(), rel=0.2), key
 
 
 class Bare(nn.Module):

@@ -15,6 +15,11 @@ from tests.zero.pretrained import MODELS, batch_of
 from tests.zero.runs import adamw, assert_same_bits, on, shard, whole
 from zcomm.errors import CheckpointError
 
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 CONFIGS = [
     *(zero.Config(stage=stage) for stage in range(4)),
     zero.Config(secondary="node"),
@@ -25,7 +30,7 @@ EVERY = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.stage}-{c.
 
 
 @EVERY
-@pytest.mark.parametrize("name", ["gpt2", "t5", "vit"])
+@pytest.mark.parametrize("name", ["gpt2", slow("t5"), slow("vit")])
 def test_full_state_dict_is_that_of_the_masters(name, config):
     model = make(MODELS[name], dtype=torch.bfloat16)
 
@@ -75,8 +80,14 @@ def saved(name, folder, how):
 
 
 @EVERY
-@pytest.mark.parametrize(("name", "how"), [("gpt2", "folder"), ("llama", "shards"), ("t5", "file")])
+@pytest.mark.parametrize(
+    ("name", "how"), [("gpt2", "folder"), slow("llama", "shards"), slow("t5", "file")]
+)
 def test_load_pretrained(name, how, config, tmp_path):
+    check_load_pretrained(name, how, config, tmp_path)
+
+
+def check_load_pretrained(name, how, config, tmp_path):
     """Then one step gives what it gives when the model was made with these weights."""
     model, path = saved(name, tmp_path, how)
 
@@ -127,6 +138,11 @@ def test_a_rank_reads_what_it_owns(tmp_path, monkeypatch):
         assert_same_bits(found, model.state_dict())
     assert len(read) == 4
     assert sum(read) <= 300 * (400 + 3)
+
+
+@pytest.mark.parametrize(("name", "how"), [("llama", "shards"), ("t5", "file")])
+def test_load_pretrained_from_other_forms(name, how, tmp_path):
+    check_load_pretrained(name, how, zero.Config(), tmp_path)
 
 
 def test_load_twice_with_hpz(tmp_path):

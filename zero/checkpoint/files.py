@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from zcomm.errors import CheckpointError
 
 INDEX = "index.json"
 _CHUNK_NBYTES = 1 << 22
+# Folders of data by the names that saves give; a user's own folders beside them are left alone.
+_OURS = re.compile(r"(\.tmp|data)-[0-9a-f]{16}")
 
 
 def sync_directory(path: Path) -> None:
@@ -157,5 +160,5 @@ def _reading(path: Path) -> Iterator[None]:
 def remove_stale(path: Path, kept: str) -> None:
     """Remove the data of earlier saves, and of saves that did not end, from a checkpoint."""
     for folder in path.iterdir():
-        if folder.is_dir() and folder.name != kept and folder.name.startswith((".tmp-", "data-")):
+        if folder.name != kept and _OURS.fullmatch(folder.name) and folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)

@@ -38,6 +38,7 @@ class Versions:
 
 def register_providers(engine: Engine) -> None:
     """Give an engine the providers that all engines have."""
-    engine.providers["versions"] = Versions(engine.units)
-    engine.providers["stepper"] = engine.stepper
+    # The reducer can refuse a checkpoint, so it comes first: nothing has changed then.
     engine.providers["reducer"] = engine.reducer
+    engine.providers["stepper"] = engine.stepper
+    engine.providers["versions"] = Versions(engine.units)
