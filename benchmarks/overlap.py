@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -75,12 +76,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds of every call by kind, and how many multiplications a call computed."""
+    """Seconds of every call by kind, and how many multiplications a call computed.
+
+    ``cpu``: seconds of CPU time that communication alone takes on the busiest rank, the median:
+    what takes the core cannot be hidden on it.
+    """
 
     name: str
     library: str
     codec: str | None
     num_products: int
+    cpu: float
     seconds: dict[str, tuple[float, ...]]
 
     def median(self, kind: str) -> float:
@@ -150,7 +156,8 @@ def run(options: Options, comm: Communicator) -> int:
         watch = others.Watch(instant.kernel())
         results = _measure(options, pace, variants)
         quality = report.Quality(watch.part(world), 0)
-    say(f"# {'variant':<24}{'alone ms':>10}{'computing':>11}{'both':>9}{'ratio':>8}{'hidden':>8}")
+    titles = ("alone ms", 10), ("its CPU", 9), ("computing", 11), ("both", 9), ("ratio", 8)
+    say(f"# {'variant':<24}" + "".join(f"{title:>{n}}" for title, n in (*titles, ("hidden", 8))))
     for result in results:
         say(_line(result, link))
         rate = None if link is None else link.nominal
@@ -291,6 +298,7 @@ def _measure(options: Options, pace: instant.Pace, variants: Sequence[Variant]) 
     counts = _calibrate(pace, variants, products)
     instants: list[list[float]] = [[] for _ in range(len(variants) * len(KINDS))]
     ends: list[list[float]] = [[] for _ in instants]
+    used: list[list[float]] = [[] for _ in instants]
     calls = [
         _call(variant, kind, products, count)
         for variant, count in zip(variants, counts, strict=True)
@@ -299,10 +307,13 @@ def _measure(options: Options, pace: instant.Pace, variants: Sequence[Variant]) 
     for number in range(options.rounds):
         for place in range(len(calls)):
             which = (place + number) % len(calls)
+            before = time.process_time()
             start, end = pace.time(calls[which])
+            used[which].append(time.process_time() - before)
             instants[which].append(start)
             ends[which].append(end)
     seconds = instant.durations(pace.world, np.array(instants), np.array(ends))
+    busiest = instant.durations(pace.world, np.zeros(len(calls)), np.median(used, axis=1))
     table = seconds.reshape(len(variants), len(KINDS), -1)
     return [
         Result(
@@ -310,9 +321,12 @@ def _measure(options: Options, pace: instant.Pace, variants: Sequence[Variant]) 
             variant.library,
             variant.codec,
             count,
+            float(cpu),
             {kind: tuple(map(float, times)) for kind, times in zip(KINDS, rows, strict=True)},
         )
-        for variant, count, rows in zip(variants, counts, table, strict=True)
+        for variant, count, cpu, rows in zip(
+            variants, counts, busiest[:: len(KINDS)], table, strict=True
+        )
     ]
 
 
@@ -354,7 +368,9 @@ def _median(pace: instant.Pace, call: Callable[[], object]) -> float:
 
 def _line(result: Result, link: floor.Link | None) -> str:
     times = [result.median(kind) * 1e3 for kind in KINDS]
-    text = f"  {result.name:<24}{times[0]:10.2f}{times[1]:11.2f}{times[2]:9.2f}"
+    text = (
+        f"  {result.name:<24}{times[0]:10.2f}{result.cpu * 1e3:9.2f}{times[1]:11.2f}{times[2]:9.2f}"
+    )
     text += f"{result.ratio:8.3f}{result.hidden:8.2f}"
     aimed = _target(result, None if link is None else link.nominal)
     if aimed is not None:

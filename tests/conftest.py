@@ -45,6 +45,9 @@ _LAUNCHER_NAMES = (
     "MASTER_PORT",
 )
 
+# A tuning file of this user must not decide what is tested.
+os.environ["ZCOMM_TUNING"] = "0"
+
 # Deadlines of examples are timings, and timings are not tested. Ranks must draw the same examples.
 hypothesis.settings.register_profile("zcomm", deadline=None)
 hypothesis.settings.register_profile("mpi", deadline=None, derandomize=True, database=None)
@@ -64,6 +67,11 @@ def _parse_slice(text: str) -> tuple[int, int]:
     if not (part.isdigit() and num_parts.isdigit() and int(part) < int(num_parts)):
         raise pytest.UsageError(f"--slice={text}: expected K/N with 0 <= K < N, as in 2/8")
     return int(part), int(num_parts)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "launch" in getattr(item, "fixturenames", ()):
+        item.add_marker("launch")
 
 
 @pytest.hookimpl(trylast=True)
@@ -175,6 +183,15 @@ def launch() -> Callable[..., subprocess.CompletedProcess[str]]:
     return launch_python
 
 
+@pytest.fixture(scope="session")
+def mpi_vendor(launch: Callable[..., subprocess.CompletedProcess[str]]) -> str:
+    """The MPI that mpi4py loads, in its words: ``MPICH``, ``Open MPI``. Nothing starts it here."""
+    program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
+    run = launch("-c", f"{program}; print(MPI.get_vendor()[0])")
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
 def launch_python(
     *arguments: str | Path,
     num_ranks: int | None = None,
@@ -190,12 +207,14 @@ def launch_python(
         timeout: seconds after which the child and all its children are killed.
     """
     command = [sys.executable, *map(str, arguments)]
+    environment = child_environment()
     if num_ranks is not None:
         command = [find_mpirun(), "-n", str(num_ranks), *command]
+        environment |= openmpi_environment()
     child = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=child_environment() | (env or {}),
+        env=environment | (env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -227,6 +246,12 @@ def find_mpirun() -> str:
     if found is None:
         pytest.skip("no mpirun: pip install 'zcomm[mpi]'")
     return found
+
+
+def openmpi_environment() -> dict[str, str]:
+    """Return what Open MPI's mpirun needs to start tests; an MPICH takes no notice."""
+    lines = (ROOT / "tests" / "openmpi.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def child_environment() -> dict[str, str]:

@@ -65,6 +65,54 @@ def decode_reduce_encode(
     seed: int,
 ) -> int: ...
 
+# A region: number of a memory, start and stop in bytes; a negative stop is its end.
+Where = tuple[int, int, int]
+Rows = npt.NDArray[np.int64]
+
+# Jobs of kernels, run in their order on memories given as rows (address, bytes), see bind.
+class Program:
+    def __init__(self) -> None: ...
+    def copy(self, source: Where, target: Where) -> None: ...
+    def encode(
+        self,
+        codec: Description,
+        x: Where,
+        dtype: int,
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        out: Where,
+    ) -> None: ...
+    def decode(
+        self,
+        codec: Description,
+        wire: Where,
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        out: Where,
+        dtype: int,
+    ) -> None: ...
+    def decode_reduce(
+        self,
+        codec: Description,
+        wires: Sequence[Where],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        out: Where,
+        dtype: int,
+        divisor: int,
+    ) -> None: ...
+    def decode_reduce_encode(
+        self,
+        codec_in: Description,
+        wires: Sequence[Where],
+        codec_out: Description,
+        lengths: Sequence[int],
+        out: Where,
+    ) -> None: ...
+    def run(self, rows: Rows, seeds: Sequence[int]) -> int: ...
+
+def bind(rows: Rows, row: int, array: Bytes) -> None: ...
+
 # Counters that processes share: a load acquires, a store releases. IndexError: there is none.
 def load_counter(counters: Counters, index: int) -> int: ...
 def store_counter(counters: Counters, index: int, value: int) -> None: ...

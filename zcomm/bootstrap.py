@@ -16,10 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 import topology as topologies
 from topology import Topology
-from zcomm import environment, exits, launcher, placement
-from zcomm.arrays import BufferPool
+from zcomm import environment, exits, launcher, placement, tuning
+from zcomm.arrays import BufferPool, View
+from zcomm.collectives import plain
 from zcomm.collectives.channel import Channel
 from zcomm.communicator import Communicator
 from zcomm.errors import PeerLost
@@ -29,6 +32,7 @@ from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
 from zcomm.transports.local import Hub, LocalTransport
 from zcomm.transports.staged import StagedTransport
+from zcomm.tuning import Tuning
 from zcomm.work import Stream
 
 if TYPE_CHECKING:
@@ -93,8 +97,9 @@ def init(
     logging.getLogger("zcomm").log(level, "%s, transport %s", words, moves.name)
     if not _MPI_STREAM:
         _MPI_STREAM.append(Stream())
+    tuned = _tuning(channel, moves.name)
     channel = replace(channel, transport=moves, device=place)
-    made = Communicator(channel, _MPI_STREAM[0], min_numel=min_numel, owner=moves)
+    made = Communicator(channel, _MPI_STREAM[0], min_numel=min_numel, tuning=tuned, owner=moves)
     if hooked:
         exits.watch(made)
     return made
@@ -182,6 +187,19 @@ def _topology(given: str | Path | Topology, size: int, world: MPI.Intracomm) -> 
     if given == "auto":
         return topologies.discover(world)
     return topologies.parse(given, size)
+
+
+def _tuning(channel: Channel, transport: str) -> Tuning:
+    """Read the tuning of this job on rank 0, and give it to all ranks."""
+    found = channel.topology
+    text = tuning.read(found, transport).encode() if channel.rank == 0 else b""
+    nbytes = int(plain.gather_values(channel, np.array([len(text)]))[0, 0])
+    if nbytes == 0:
+        return tuning.assume(found, transport)
+    row = np.frombuffer(text, np.uint8).copy() if text else np.empty(nbytes, np.uint8)
+    plain.broadcast(channel, View(row, "uint8"), root=0)
+    # Rank 0 has read it once already, so that an error here is a defect, and on all ranks.
+    return tuning.from_json(bytes(row).decode(), found, transport, "a file of rank 0")
 
 
 def _settings(found: Topology, min_numel: int) -> dict[str, str]:

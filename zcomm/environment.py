@@ -9,6 +9,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 PREFIX = "ZCOMM_"
 
@@ -62,6 +63,12 @@ VARIABLES = (
         "ZCOMM_CUDA_AWARE_MPI",
         "0",
         "1: MPI is given device memory; 0: device memory goes through pinned host memory",
+    ),
+    Variable(
+        "ZCOMM_TUNING",
+        "",
+        "the folder of tuning files, which `zcomm tune` writes and `zcomm.init` reads on rank 0;"
+        " when not set, zcomm/tuning in the user's cache folder; 0: none is read or written",
     ),
     Variable(
         "ZCOMM_LOG",
@@ -132,6 +139,13 @@ def nbytes(name: str) -> int:
     if size < 1:
         raise ValueError(f"{name}={value!r}: expected bytes, as in 4096, 64KiB, 16MiB or 1GiB")
     return size
+
+
+def cache_folder() -> Path:
+    """Return where files of zcomm lie that can be made again (``XDG_CACHE_HOME``)."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG base directory specification wants relative paths ignored.
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "zcomm"
 
 
 def settings() -> dict[str, str]:

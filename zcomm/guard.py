@@ -14,6 +14,7 @@ Where headers differ the descriptions themselves are exchanged, and every rank r
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from functools import cached_property, lru_cache
@@ -85,6 +86,7 @@ class Guard:
             self.begin(description, self.said(description), 0)
             self._opened = description
             self._channel.gate.waiting = self._settle
+            os.sched_yield()  # ranks that share this core send theirs before this one encodes
 
     def settle(self) -> None:
         """End what :meth:`open` began, unless a message of the operation has done so.

@@ -65,7 +65,7 @@ def make(
     """
     codecs = codecs or (None,) * len(topology.levels)
     check_codecs(operation, codecs, topology, op)
-    algorithm = choose(algorithm, topology)
+    algorithm, piece_nbytes = parse_algorithm(choose(algorithm, topology))
     nesting = flat(topology.size) if algorithm == "ordered" else topology
     if algorithm == "hierarchical":
         levels: list[int | None] = [*levels_with_peers(topology)]
@@ -85,6 +85,7 @@ def make(
         nesting,
         partials,
         counted_as or operation,
+        piece_nbytes,
     )
 
 
@@ -147,18 +148,53 @@ def check_codecs(
 
 
 def choose(algorithm: str, topology: Topology) -> str:
-    """Resolve ``"auto"``: hierarchical where more than one level has several groups, else flat."""
-    if algorithm not in ALGORITHMS:
+    """Return the algorithm that an argument names, checked; the first of several possible ones.
+
+    Raises:
+        ValueError: for an algorithm that is unknown or that the topology does not allow.
+    """
+    return candidates(algorithm, topology)[0]
+
+
+def candidates(algorithm: str, topology: Topology, sizes: Sequence[int] = ()) -> list[str]:
+    """Return the algorithms that an argument leaves open; the first also with sizes of pieces.
+
+    ``"auto"`` leaves open which levels are crossed at once, where more than one has several groups:
+    hierarchical comes first, since it sends the least over the outer ones.
+
+    Raises:
+        ValueError: for an algorithm that is unknown or that the topology does not allow.
+    """
+    name, _ = parse_algorithm(algorithm)
+    if name not in ALGORITHMS:
         raise ValueError(f"algorithm {algorithm!r} is unknown; possible: {', '.join(ALGORITHMS)}")
-    if algorithm == "auto":
-        several = topology.uniform and sum(n > 1 for n in topology.shape) > 1
-        return "hierarchical" if several else "flat"
-    if algorithm == "hierarchical" and not topology.uniform:
+    if name == "hierarchical" and not topology.uniform:
         raise ValueError(
             f"algorithm 'hierarchical' needs groups of equal size at every level; this topology is "
             f"{topology.describe()}; possible: auto, flat, ordered"
         )
-    return algorithm
+    if name != "auto":
+        return [algorithm]
+    several = topology.uniform and sum(n > 1 for n in topology.shape) > 1
+    names = ["hierarchical", "flat"] if several else ["flat"]
+    given = algorithm.removeprefix("auto")
+    sized = [] if given else [f"{names[0]}:piece={size}" for size in sizes]
+    return [*(name + given for name in names), *sized]
+
+
+def parse_algorithm(text: str) -> tuple[str, int | None]:
+    """Split ``hierarchical:piece=262144`` into its name and the bytes of its pieces, if given.
+
+    Raises:
+        ValueError: an option other than a piece of at least 1 byte.
+    """
+    name, colon, option = text.partition(":")
+    if not colon:
+        return name, None
+    key, _, size = option.partition("=")
+    if key != "piece" or not size.isdecimal() or int(size) < 1:
+        raise ValueError(f"algorithm {text!r}: the one option is piece=BYTES, of at least 1")
+    return name, int(size)
 
 
 def levels_with_peers(topology: Topology) -> list[int]:

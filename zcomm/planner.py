@@ -10,25 +10,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import TypeVar
 
-from topology import Topology
 from zcomm.arguments import Item
 from zcomm.arrays import FLOATING
 from zcomm.codecs import Codec
-from zcomm.hops import CodecSpec, check_codecs, make, make_all_reduce, parse_codecs
+from zcomm.hops import (
+    CodecSpec,
+    candidates,
+    check_codecs,
+    make,
+    make_all_reduce,
+    parse_codecs,
+)
 from zcomm.layout import Layout
 from zcomm.plan import AllReduce, Plan
+from zcomm.tuning import Tuning
 
 logger = logging.getLogger("zcomm")
+
+AnyPlan = TypeVar("AnyPlan", Plan, AllReduce)
 
 
 class Planner:
     """Makes the plans of one communicator."""
 
-    def __init__(self, name: str, rank: int, topology: Topology) -> None:
+    def __init__(self, name: str, rank: int, tuning: Tuning) -> None:
+        self.tuning = tuning
         self._name = name
         self._rank = rank
-        self._topology = topology
+        self._topology = tuning.topology
         self._plans: dict[object, Plan] = {}
         self._all_reduces: dict[object, AllReduce] = {}
         self._words: dict[tuple[Plan, str, str], str] = {}
@@ -66,46 +77,76 @@ class Planner:
         layouts: Sequence[Layout],
         codecs: tuple[Codec | None, ...],
         algorithm: str,
-        op: str,
-        reduce_dtype: str | None,
+        op: str = "sum",
+        reduce_dtype: str | None = None,
     ) -> Plan:
         """Return the plan of a call, see :func:`zcomm.hops.make`; made at the first such call."""
         key = (operation, tuple(layouts), codecs, algorithm, op, reduce_dtype)
         if key not in self._plans:
             self._warn_of_uneven_groups()
-            self._plans[key] = make(
-                operation,
-                layouts,
-                self._topology,
-                codecs=codecs,
-                algorithm=algorithm,
-                op=op,
-                reduce_dtype=reduce_dtype,
-            )
+            plans = [
+                make(
+                    operation,
+                    layouts,
+                    self._topology,
+                    codecs=codecs,
+                    algorithm=name,
+                    op=op,
+                    reduce_dtype=reduce_dtype,
+                )
+                for name in candidates(algorithm, self._topology, self.tuning.piece_sizes)
+            ]
+            self._plans[key] = self._fastest([((plan,), plan) for plan in plans])
         return self._plans[key]
 
     def all_reduce(
         self,
-        items: list[Item],
+        tensors: tuple[tuple[str, int], ...],
         codecs: tuple[Codec | None, ...],
         algorithm: str,
-        op: str,
-        reduce_dtype: str | None,
+        op: str = "sum",
+        reduce_dtype: str | None = None,
     ) -> AllReduce:
         """Return the plans of an all_reduce, see :func:`zcomm.hops.make_all_reduce`."""
-        tensors = tuple((item.full.dtype, item.full.numel) for item in items)
         key = ("all_reduce", tensors, codecs, algorithm, op, reduce_dtype)
         if key not in self._all_reduces:
             self._warn_of_uneven_groups()
-            self._all_reduces[key] = make_all_reduce(
-                tensors,
-                self._topology,
-                codecs=codecs,
-                algorithm=algorithm,
-                op=op,
-                reduce_dtype=reduce_dtype,
-            )
+            plans = [
+                make_all_reduce(
+                    tensors,
+                    self._topology,
+                    codecs=codecs,
+                    algorithm=name,
+                    op=op,
+                    reduce_dtype=reduce_dtype,
+                )
+                for name in candidates(algorithm, self._topology, self.tuning.piece_sizes)
+            ]
+            self._all_reduces[key] = self._fastest([(plan.executed, plan) for plan in plans])
         return self._all_reduces[key]
+
+    def executed(
+        self, operation: str, tensor: tuple[str, int], codec: CodecSpec, algorithm: str = "auto"
+    ) -> tuple[Plan, ...]:
+        """Return the plans that run for one contiguous tensor of this (dtype, numel).
+
+        Raises:
+            ValueError: an operation without plans, or a codec or algorithm that it cannot have.
+        """
+        codecs = parse_codecs(codec, len(self._topology.levels))
+        if operation == "all_reduce":
+            return self.all_reduce((tensor,), codecs, algorithm).executed
+        if operation not in ("all_gather", "reduce_scatter"):
+            possible = "all_gather, reduce_scatter, all_reduce"
+            raise ValueError(f"operation {operation!r}: possible are {possible}")
+        layout = Layout.even(*tensor, self._topology.size)
+        return (self.plan(operation, [layout], codecs, algorithm),)
+
+    def _fastest(self, made: list[tuple[tuple[Plan, ...], AnyPlan]]) -> AnyPlan:
+        """Return the plan to run; it is kept, so that a call of a kind never changes its ways."""
+        if len(made) == 1:
+            return made[0][1]
+        return made[self.tuning.pick([executed for executed, _ in made])][1]
 
     def describe(self, made: Plan, op: str = "", label: str = "") -> str:
         """Return the call in words, the same on all ranks that mean the same."""
@@ -116,14 +157,14 @@ class Planner:
             digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4)
             sums = "/".join(dict.fromkeys(wire.dtype for wire in made.partials))
             reduction = f" op={op} sums={sums}" if op else ""
-            how = f"codec={_codecs(made)} algorithm={made.algorithm} layout={digest.hexdigest()}"
+            how = f"codec={_codecs(made)} algorithm={made.how} layout={digest.hexdigest()}"
             name = f" of {label}" if label else ""
             self._words[key] = f"{made.counted_as}{name} {items}{more}{reduction} {how}"
         return self._words[key]
 
     def announce(self, made: Plan) -> None:
         """Say once which algorithm and codec an operation runs with."""
-        what = f"{made.counted_as} runs {made.algorithm} ({len(made.hops)}-hop)"
+        what = f"{made.counted_as} runs {made.how} ({len(made.hops)}-hop)"
         self._say_once(what + _codecs(made), f"{what}, codec {_codecs(made)}")
 
     def _warn_of_uneven_groups(self) -> None:

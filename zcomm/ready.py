@@ -1,10 +1,11 @@
-"""Small calls made ready: what a call of one signature needs is worked out once and kept.
+"""Calls made ready: what a call of one signature needs is worked out once and kept.
 
-A *signature* is the operation, its options, and the type, dtype and shape of its array. The call
-that is kept copies the array into the own payload, trades, and copies or reduces payloads into the
-result: a few microseconds less than the same through items, views and plans. What travels and what
-comes out are those of :mod:`zcomm.collectives.small`, so that ranks may differ in which way they
-take: a call is made ready for contiguous arrays in host memory, of NumPy and torch.
+A *signature* is the operation, its options, and the type, dtype and shape of its array. A small
+call that is kept copies the array into the own payload, trades, and copies or reduces payloads into
+the result: a few microseconds less than the same through items, views and plans. A large one sends
+its header at once and has its plan at hand. What travels and what comes out are those of
+:mod:`zcomm.collectives.small` and of the large algorithms, so that ranks may differ in which way
+they take: a call is made ready for contiguous arrays in host memory, of NumPy and torch.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zcomm.arrays import View
+from zcomm.arrays import ITEMSIZE, View, dtype_name
 from zcomm.codecs import kernels
-from zcomm.collectives.reduce_scatter import nested_reduce
+from zcomm.collectives.all_gather import all_gather
+from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.small import Table, fits, reduces, whole
-from zcomm.collectives.wire import Reduction
+from zcomm.collectives.wire import Reduction, nested_reduce
 from zcomm.plan import AllReduce, Plan, WireFormat
+from zcomm.seeds import Draws
 
 Call = Callable[..., Any]
+
+NO_DRAWS = Draws(0)
+"""For plans that draw nothing."""
 
 MOST = 1024
 """Signatures that are kept; all are forgotten when there are more."""
@@ -73,6 +79,25 @@ class Shelf:
         """Make ready the broadcast of arrays like ``x``."""
         self._keep(x, how, partial(_broadcast, self._table, words, root))
 
+    def keep_large_gather(
+        self, x: Any, how: tuple[Any, ...], out: Any, words: str, plan: Plan
+    ) -> None:
+        """Make ready the all_gather, in pieces, of arrays like ``x`` into arrays like ``out``."""
+        if _is_plain_pair(x, out) and _is_one_plain_item(x, plan):
+            dtype = dtype_name(x if out is None else out)
+            self._keep(x, how, partial(_large_gather, self._table, words, plan, dtype), out)
+
+    def keep_large_reduction(
+        self, x: Any, how: tuple[Any, ...], out: Any, words: str, plan: Plan, reduction: Reduction
+    ) -> None:
+        """Make ready the reduce_scatter, in pieces, of arrays like ``x`` into arrays like ``out``.
+
+        Without ``out`` there is none: the shape of the result is worked out at every call.
+        """
+        if out is not None and _is_plain_pair(x, out) and _is_one_plain_item(x, plan):
+            kept = self._table, words, plan, reduction, dtype_name(out)
+            self._keep(x, how, partial(_large_reduction, *kept), out)
+
     def _keep(
         self, x: Any, how: tuple[Any, ...], make: Callable[[_Port], Call], out: Any = None
     ) -> None:
@@ -84,15 +109,31 @@ class Shelf:
             return
         if port.nbytes == 0 or not port.fits(x):
             return
+        signature = _signature(x, how, out)
+        try:
+            hash(signature)
+        except TypeError:  # an option that is a list
+            return
         if len(self._ready) >= MOST:
             self._ready.clear()
-        self._ready[_signature(x, how, out)] = _Ready(port.fits, make(port))
+        self._ready[signature] = _Ready(port.fits, make(port))
 
 
 def _signature(x: Any, how: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
     if out is None:
         return how, type(x), x.dtype, x.shape
     return how, type(x), x.dtype, x.shape, type(out), out.dtype, out.shape
+
+
+def _is_plain_pair(x: Any, out: Any) -> bool:
+    return out is None or type(out) is type(x)
+
+
+def _is_one_plain_item(x: Any, plan: Plan) -> bool:
+    """Tell whether a plan moves one array in its own dtype, and draws nothing."""
+    if isinstance(x, list | tuple) or len(plan.layouts) != 1 or plan.draws:
+        return False
+    return plan.layouts[0].dtype == dtype_name(x)
 
 
 def _is_plain_tensor(x: Any) -> bool:
@@ -112,6 +153,14 @@ class _NumpyPort:
     def fits(x: npt.NDArray[Any]) -> bool:
         """Tell whether the elements lie one after the other, and may be written."""
         return x.flags.carray
+
+    def viewer(self, dtype: str, numel: int) -> Callable[[npt.NDArray[Any]], View]:
+        """Return what makes views of contiguous arrays of a dtype."""
+        return lambda x: View(x.reshape(-1).view(np.uint8), dtype)
+
+    def empty(self, rows: int) -> npt.NDArray[Any]:
+        """Allocate as much as ``rows`` of these arrays, one after the other."""
+        return np.empty(_stacked(self._shape, rows), self._dtype)
 
     def reader(self, memory: npt.NDArray[np.uint8]) -> Call:
         """Return what copies an array into ``memory``."""
@@ -159,7 +208,26 @@ class _TorchPort:
     @staticmethod
     def fits(x: Any) -> bool:
         """Tell whether the elements lie one after the other, in host memory."""
-        return bool(x.is_cpu and x.is_contiguous())
+        return bool(x.is_cpu and x.is_contiguous() and not x.is_neg())
+
+    def viewer(self, dtype: str, numel: int) -> Callable[[Any], View]:
+        """Return what makes views of contiguous tensors of a dtype and so many elements.
+
+        By address: each operation of torch takes long where the caches hold something else. The
+        memory keeps the tensor alive.
+        """
+        kind = ctypes.c_ubyte * (numel * ITEMSIZE[dtype])
+
+        def view(x: Any) -> View:
+            memory: Any = kind.from_address(x.data_ptr())
+            memory.owner = x
+            return View(np.frombuffer(memory, np.uint8), dtype)
+
+        return view
+
+    def empty(self, rows: int) -> Any:
+        """Allocate as much as ``rows`` of these tensors, one after the other."""
+        return sys.modules["torch"].empty(_stacked(self._shape, rows), dtype=self._dtype)
 
     def reader(self, memory: npt.NDArray[np.uint8]) -> Call:
         """Return what copies a tensor into ``memory``."""
@@ -208,13 +276,12 @@ def _all_reduce(
     result = np.empty(nbytes, np.uint8)
     read, write = port.reader(table.own), port.writer(result)
     reduce = _reducer(table, plans, reduction, result)
-    skip, tally = table.channel.calls.skip, table.tally("all_reduce", nbytes, nbytes)
+    tally = table.tally("all_reduce", nbytes, nbytes)
 
     def call(x: Any) -> Any:
         read(x)
         guard.begin(words, said, nbytes)
         tally.calls += 1
-        skip()
         guard.end(words)
         reduce()
         write(x)
@@ -241,15 +308,46 @@ def _reducer(
 def _all_gather(table: Table, words: str, port: _Port) -> Call:
     guard, nbytes, said = table.guard, port.nbytes, table.guard.said(words)
     read, gather = port.reader(table.own), port.gatherer(table.guard.payloads)
-    skip, tally = table.channel.calls.skip, table.tally("all_gather", nbytes, nbytes)
+    tally = table.tally("all_gather", nbytes, nbytes)
 
     def call(x: Any, out: Any) -> Any:
         read(x)
         guard.begin(words, said, nbytes)
         tally.calls += 1
-        skip()
         guard.end(words)
         return gather(out)
+
+    return call
+
+
+def _large_gather(table: Table, words: str, plan: Plan, out_dtype: str, port: _Port) -> Call:
+    channel, guard, rows = table.channel, table.guard, plan.topology.size
+    layout = plan.layouts[0]
+    shard = port.viewer(layout.dtype, layout.shard_numel(channel.rank))
+    full = port.viewer(out_dtype, layout.numel)
+
+    def call(x: Any, out: Any) -> Any:
+        guard.open(words)
+        made = port.empty(rows) if out is None else out
+        all_gather(channel, plan, (shard(x),), (full(made),), NO_DRAWS)
+        guard.settle()
+        return made
+
+    return call
+
+
+def _large_reduction(
+    table: Table, words: str, plan: Plan, reduction: Reduction, out_dtype: str, port: _Port
+) -> Call:
+    channel, guard, layout = table.channel, table.guard, plan.layouts[0]
+    full = port.viewer(layout.dtype, layout.numel)
+    shard = port.viewer(out_dtype, layout.shard_numel(channel.rank))
+
+    def call(x: Any, out: Any) -> Any:
+        guard.open(words)
+        reduce_scatter(channel, plan, (full(x),), (shard(out),), reduction, NO_DRAWS)
+        guard.settle()
+        return out
 
     return call
 

@@ -22,7 +22,7 @@ from benchmarks.collectives.oracle import Reals, Term
 from benchmarks.collectives.perform import Perform, poisoned, source_span, to_tensor, to_values
 from zcomm import Communicator
 from zcomm.codecs import Codec
-from zcomm.hops import choose, parse_codecs
+from zcomm.hops import parse_codecs
 from zcomm.layout import Layout
 
 Make = Callable[[int, int, int], Array]
@@ -175,10 +175,17 @@ def _reduced(
     start: int,
     stop: int,
 ) -> Term:
-    steps = oracle.stages(comm.topology, choose(case.algorithm, comm.topology), codecs)
+    steps = oracle.stages(comm.topology, algorithm_of(case, comm), codecs)
     chunks = {rank: make(rank, start, stop) for rank in range(case.num_ranks)}
     assert case.op is not None
     return oracle.reduce(chunks, steps, case.dtype, case.op)
+
+
+def algorithm_of(case: Case, comm: Communicator) -> str:
+    """Return the algorithm that a case runs with."""
+    dtype = str(case.dtype.torch).removeprefix("torch.")
+    how = {"codec": case.codec, "algorithm": case.algorithm}
+    return comm.plans(case.operation.name, case.numel, dtype, **how)[0].algorithm
 
 
 def _joined(terms: Sequence[Term]) -> Term:

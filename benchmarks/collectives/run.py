@@ -16,7 +16,7 @@ from benchmarks.collectives.cases import (
     count_of,
     sweep,
 )
-from benchmarks.collectives.check import check
+from benchmarks.collectives.check import algorithm_of, check
 from benchmarks.collectives.measure import measure
 from benchmarks.collectives.options import Options
 from benchmarks.collectives.perform import Perform, perform
@@ -159,11 +159,9 @@ def _title(case: Case, comm: Communicator, options: Options) -> str:
         if isinstance(case.codec, str)
         else ",".join(case.codec)
     )
-    title = (
-        f"# {case.operation.name}: codec {codec}, algorithm {choose(case.algorithm, comm.topology)}"
-    )
-    if not case.operation.takes_codec:
-        title = f"# {case.operation.name}"
+    title = f"# {case.operation.name}"
+    if case.operation.takes_codec:
+        title += f": codec {codec}, algorithm {algorithm_of(case, comm)}"
     if case.codec != options.codec:
         title += f" (codec {options.codec} does not apply as it stands)"
     return title

@@ -1,4 +1,4 @@
-"""One training on an emulated cluster, by zero and by its peers: FSDP2, DeepSpeed and DDP over gloo.
+"""One training on an emulated cluster, by zero and its peers: FSDP2, DeepSpeed and DDP over gloo.
 
 ``python -m benchmarks.peers`` runs one *launch* after the other, each a cluster and a process group
 of its own, with the same GPT, initial weights, batches and optimizer, and all communication in

@@ -55,6 +55,8 @@ def configuration(job: Job, block_numel: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "bf16": {"enabled": True},
         "communication_data_type": "bf16",
+        # Without this it clips at a norm of 1, unasked; the other peers do not clip.
+        "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": 3,

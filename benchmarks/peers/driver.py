@@ -6,12 +6,14 @@ was asked for cannot be.
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import NoReturn, TextIO
 
 import numpy as np
 from rich.console import Console
@@ -32,6 +34,9 @@ _WIDTH = 132
 
 def main(arguments: list[str]) -> int:
     """Run the benchmark; return the exit code."""
+    # A cluster does not end with the program that started it.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     try:
         options = parse(arguments)
         absent = {name: reason for name in options.peers if (reason := PEERS[name].absent())}
@@ -44,6 +49,10 @@ def main(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def prepare(options: Options, folder: Path) -> None:
@@ -88,6 +97,8 @@ class Run:
         versions = {peer.name: peer.version() for peer in present}
         for line in self._introduction(numel, versions):
             self._console.print(line)
+        for name, reason in self.absent.items():
+            self._console.print(f"# {PEERS[name].title}: absent: {reason}")
         report.write(self.file, report.header(self.options, numel, versions))
         for peer in (ALONE, *present):
             self._launch(peer)
@@ -97,7 +108,7 @@ class Run:
         found = launch.run(peer, self.options, self.folder)
         if isinstance(found, Failed):
             self.outcomes[peer.name] = found
-            self._console.print(f"# {peer.title}: failed, {found.reason}")
+            self._console.print(f"# {peer.title}: failed: {found.reason}")
             return
         job = self.options.job
         alone = self.outcomes.get(ALONE.name)
@@ -116,12 +127,13 @@ class Run:
         shape = f"{options.num_nodes} nodes x {options.ranks_per_node} ranks"
         machine = report.header(options, numel, versions)
         size = f"{job.sequences} x {job.shape.context} tokens a rank and step"
+        known = set(versions.values())
         return [
             f"# {shape}, links of {options.rate}; {machine['machine']['cores']} cores of"
             f" {machine['machine']['cpu']}",
             f"# GPT of {numel:,} parameters, bfloat16 with float32 masters, AdamW; {size};"
             f" {job.warmup} + {job.steps} steps",
-            f"# versions: {_join(machine['versions'])}; {', '.join(sorted(set(versions.values())))}",
+            f"# versions: {_join(machine['versions'])}; {', '.join(sorted(known))}",
         ]
 
     def _report(self) -> int:

@@ -1,4 +1,4 @@
-"""What is read from the kernel: a thread's time, a process's memory, a network interface's bytes."""
+"""What the kernel knows: a thread's time, a process's memory, a network interface's bytes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class Peer:
     def absent(self) -> str | None:
         """Return why the peer cannot run here, None if it can."""
         if self.package is not None and importlib.util.find_spec(self.package) is None:
-            return f"{self.package} is not installed: pip install 'zcomm[peers]'"
+            install = f"pip install --no-build-isolation {self.package}"
+            return f"{self.package} is not installed: {install}"
         if self.torch and not torch.distributed.is_gloo_available():
             return f"torch {torch.__version__} is built without gloo"
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,11 @@ class Verdict:
         return abs(self.difference) <= self.bound
 
 
+def _distance(difference: float) -> float:
+    """Return how bad a difference is; nothing is worse than a loss that is no number."""
+    return math.inf if math.isnan(difference) else abs(difference)
+
+
 def judge(rows: Mapping[str, Row]) -> list[Verdict]:
     """Compare all peers with the first exact one, by the step in which they differ most."""
     trained = [peer for peer in PEERS.values() if peer.name in rows]
@@ -138,7 +144,7 @@ def judge(rows: Mapping[str, Row]) -> list[Verdict]:
         if peer.name == reference.name:
             continue
         pairs = zip(rows[peer.name].losses, reference.losses, strict=True)
-        difference = max((loss / other - 1 for loss, other in pairs), key=abs)
+        difference = max((loss / other - 1 for loss, other in pairs), key=_distance)
         bound = QUANTISED_BOUND if peer == ZEROPP else EXACT_BOUND
         verdicts.append(Verdict(peer.name, reference.name, difference, bound))
     return verdicts

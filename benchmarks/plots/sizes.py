@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,20 +22,21 @@ from benchmarks.plots.lines import Item, Lines, rows
 _KEYS = ("operation", "nbytes", "name", "library", "median")
 _PEERS = {"gloo": "gloo", "mpi": "MPI"}
 _ALONG = "along"
+_SOLID, _DASHED = "-", "--"
 _LABEL_GAP = 0.045
 """The least distance between two names, in heights of the panel."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds by bytes of a message; ``least`` and ``most`` of the calls where there are such."""
+    """Seconds by bytes of a message; half of the calls lie from ``low`` to ``high``."""
 
     name: str
     color: str
     style: str
     median: dict[int, float]
-    least: dict[int, float]
-    most: dict[int, float]
+    low: dict[int, float]
+    high: dict[int, float]
 
 
 def figure(files: Sequence[Lines], _: int | None = None) -> Figure:
@@ -75,19 +77,18 @@ def _curve(name: str, items: Sequence[Item]) -> Curve:
         if old is None or item["median"] < old["median"]:
             best[item["nbytes"]] = item
     first = items[0]
-    flat = name.endswith(" flat")
     return Curve(
         name=name,
         color=look.color(first["library"], first.get("codec")),
-        style="--" if flat else "-",
+        style=_DASHED if name.endswith(" flat") else _SOLID,
         median={nbytes: best[nbytes]["median"] for nbytes in sorted(best)},
-        least={nbytes: min(_seconds(best[nbytes])) for nbytes in sorted(best)},
-        most={nbytes: max(_seconds(best[nbytes])) for nbytes in sorted(best)},
+        low={nbytes: _percentile(best[nbytes], 25) for nbytes in sorted(best)},
+        high={nbytes: _percentile(best[nbytes], 75) for nbytes in sorted(best)},
     )
 
 
-def _seconds(item: Item) -> Sequence[float]:
-    return item.get("seconds") or [item["median"]]
+def _percentile(item: Item, part: float) -> float:
+    return float(np.percentile(item.get("seconds") or [item["median"]], part))
 
 
 def floors(found: Sequence[Item]) -> dict[str | None, dict[int, float]]:
@@ -122,11 +123,11 @@ def _panel(
         x = list(curve.median)
         y = _milli(curve.median)
         axes.fill_between(
-            x, _milli(curve.least), _milli(curve.most), color=curve.color, alpha=0.13, lw=0
+            x, _milli(curve.low), _milli(curve.high), color=curve.color, alpha=0.13, lw=0
         )
         axes.plot(x, y, curve.style, color=curve.color, lw=1.8, marker="o", ms=3.5)
     _sizes_axis(axes, sorted({item["nbytes"] for item in found}))
-    every = [value for curve in drawn for value in (*curve.median.values(), *curve.least.values())]
+    every = [value for curve in drawn for value in (*curve.median.values(), *curve.low.values())]
     every += [value for own in wire.values() for value in own.values()]
     axes.set_ylim(min(every) * 1e3 / 1.6, max(max(_milli(c.median)) for c in drawn) * 3)
     _floors(axes, wire)
@@ -180,11 +181,19 @@ def _sizes_axis(axes: Axes, nbytes: Sequence[int]) -> None:
 
 
 def _labels(axes: Axes, drawn: Sequence[Curve]) -> None:
-    """Write names at the right ends, pushed apart where they would meet."""
+    """Write names at the right ends, pushed apart where they would meet.
+
+    A dashed curve has the colour of a named one, and a note says what dashes are.
+    """
+    solid = [curve for curve in drawn if curve.style == _SOLID]
+    if len(solid) < len(drawn):
+        note = "dashed: the flat algorithm"
+        axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=9, color=look.INK)
     bottom, top = (math.log(value) for value in axes.get_ylim())
-    ends = [(max(curve.median), curve.median[max(curve.median)] * 1e3) for curve in drawn]
+    ends = [(max(curve.median), list(curve.median.values())[-1] * 1e3) for curve in solid]
     heights = [(math.log(y) - bottom) / (top - bottom) for _, y in ends]
-    for curve, end, height in zip(drawn, ends, apart(heights, _LABEL_GAP), strict=True):
+    line: dict[str, Any] = {"arrowstyle": "-", "lw": 0.7, "shrinkA": 0, "relpos": (0, 0.5)}
+    for curve, end, height in zip(solid, ends, apart(heights, _LABEL_GAP), strict=True):
         axes.annotate(
             curve.name,
             xy=end,
@@ -194,13 +203,7 @@ def _labels(axes: Axes, drawn: Sequence[Curve]) -> None:
             fontsize=9.5,
             color=curve.color,
             annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": curve.color,
-                "lw": 0.7,
-                "shrinkA": 0,
-                "relpos": (0, 0.5),
-            },
+            arrowprops=line | {"color": curve.color},
         )
 
 

@@ -1,9 +1,9 @@
 """A GPT of about three million parameters over bytes: pre-norm blocks, causal attention, tied head.
 
 Parameters may be bfloat16; arithmetic is at least float32 unless the shape says otherwise, because
-most CPUs multiply bfloat16 many times slower. Weights are widened where they are used, in forward and again in
-backward: a widened copy that lived from one to the other would be a whole model that no sharding
-could free.
+most CPUs multiply bfloat16 many times slower. Weights are widened where they are used, in forward
+and again in backward: a widened copy that lived from one to the other would be a whole model that
+no sharding could free.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,11 @@ import numpy as np
 from benchmarks.cluster import link as sockets
 from benchmarks.cluster.network import INTERFACE
 from benchmarks.cluster.start import LINK
+from benchmarks.collectives.cases import Case
 from topology import Topology
+from zcomm.hops import choose, make, make_all_reduce, parse_codecs
+from zcomm.layout import Layout
+from zcomm.plan import Plan
 
 _MEASURE_SECONDS = 0.4
 _NAP_SECONDS = 0.01
@@ -82,10 +87,38 @@ def leaders(topology: Topology) -> list[int]:
     return [group[0] for group in nodes(topology)]
 
 
-def exact_nbytes(operation: str, nbytes: int, num_nodes: int) -> int:
-    """Return what must leave a node at least, without a codec, for a buffer of so many bytes."""
-    once = nbytes // num_nodes * (num_nodes - 1)
-    return 2 * once if operation == "all_reduce" else once
+def least_nbytes(case: Case, topology: Topology) -> int:
+    """Return what must leave the busiest node for one call with the codec of a case.
+
+    That is what the plan of the better algorithm says, whichever algorithm the case has.
+    """
+    algorithms = ["flat"]
+    if choose("auto", topology) == "hierarchical":
+        algorithms.append("hierarchical")
+    return min(_leaving(_plans(case, topology, name), topology) for name in algorithms)
+
+
+def _plans(case: Case, topology: Topology, algorithm: str) -> tuple[Plan, ...]:
+    dtype = str(case.dtype.torch).removeprefix("torch.")
+    codecs = parse_codecs(case.codec, len(topology.levels))
+    if case.operation.name == "all_reduce":
+        tensors = [(dtype, case.numel)]
+        made = make_all_reduce(tensors, topology, codecs=codecs, algorithm=algorithm)
+        return made.scatter, made.gather
+    layout = Layout.even(dtype, case.numel, case.num_ranks)
+    return (make(case.operation.name, [layout], topology, codecs=codecs, algorithm=algorithm),)
+
+
+def _leaving(plans: Sequence[Plan], topology: Topology) -> int:
+    """Return the bytes of the node that sends most over the outermost level, 0 for one node."""
+    groups = nodes(topology)
+    last = len(topology.levels) - 1
+    if len(groups) < 2:
+        return 0
+    return max(
+        sum(plan.wire_nbytes(rank).get(last, 0) for plan in plans for rank in group)
+        for group in groups
+    )
 
 
 def interface_nbytes() -> int | None:

@@ -78,9 +78,9 @@ def parse(arguments: list[str]) -> Options:
         raise UsageError(f"-b {given.minbytes} -e {largest}: sizes go upwards from at least 1")
     if given.seconds < 0:
         raise UsageError(f"--seconds {given.seconds}: give 0 or more")
-    peers = () if "none" in given.peers else tuple(dict.fromkeys(given.peers))
-    if len(peers) != len(given.peers) and "none" in given.peers and len(given.peers) > 1:
+    if "none" in given.peers and len(given.peers) > 1:
         raise UsageError("--peers none stands alone")
+    peers = tuple(dict.fromkeys(given.peers)) if "none" not in given.peers else ()
     codecs = None
     if given.codec is not None:
         codecs = tuple(None if codec == "none" else codec for codec in given.codec)

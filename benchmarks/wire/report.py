@@ -99,7 +99,7 @@ def verdict_line(verdict: Verdict) -> str:
     """Return what a target asks and what was measured."""
     reached = "reached" if verdict.reached else "missed"
     return (
-        f"# target {verdict.target.describe()}: {verdict.ratio:.3g} "
+        f"# target {verdict.target.describe()}: {verdict.ratio:.3f} "
         f"({verdict.name} against {verdict.against}), {reached}"
     )
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from benchmarks import launch
 from benchmarks.collectives import record
 from benchmarks.collectives.cases import DATA_TYPES, OPERATIONS, Case, count_of
+from benchmarks.collectives.check import algorithm_of
 from benchmarks.collectives.measure import OVERHEAD
 from benchmarks.launch import UsageError
 from benchmarks.wire import check, floor, gloo, instant, others, report
@@ -92,8 +93,13 @@ def validate(options: Options, comm: Communicator) -> None:
     """Compare options with the topology of the job, before anything runs.
 
     Raises:
-        UsageError: a codec or an algorithm that this job cannot have.
+        UsageError: a codec or an algorithm that this job cannot have, or nothing for a rank to do.
     """
+    for name in options.operations:
+        if _case(name, options.sizes[0], options, comm).count == 0:
+            raise UsageError(
+                f"-b {options.sizes[0]}: less than 16 bytes for each of {comm.size} ranks"
+            )
     levels = len(comm.topology.levels)
     try:
         for algorithm in options.algorithms:
@@ -177,9 +183,9 @@ def _first_calls(
         if bench.options.check:
             if bench.spoil is not None:
                 bench.spoil(variant, arrays)
-            own = check.num_wrong(
-                variant.case, bench.comm.topology, data, bench.comm.rank, arrays.out
-            )
+            # The bound of a quantised sum depends on the algorithm, which auto chooses by size.
+            case = replace(variant.case, algorithm=algorithm_of(variant.case, bench.comm))
+            own = check.num_wrong(case, bench.comm.topology, data, bench.comm.rank, arrays.out)
             wrong.append(int(bench.comm.all_gather_values(np.array([own], np.int64)).sum()))
     return levels, wrong
 
@@ -234,10 +240,7 @@ def _row(
     num_wrong: int | None,
 ) -> Row:
     case, ours = variant.case, variant.library == "zcomm"
-    num_nodes = len(floor.nodes(bench.comm.topology))
-    nbytes = floor.exact_nbytes(case.operation.name, case.size, num_nodes)
-    if ours and num_nodes > 1:
-        nbytes = levels[-1]
+    nbytes = floor.least_nbytes(case, bench.comm.topology)
     busiest = bench.comm.all_gather_values(np.array([np.median(left)])).max()
     return Row(
         operation=case.operation.name,
@@ -246,7 +249,7 @@ def _row(
         name=variant.name,
         library=variant.library,
         codec=variant.codec,
-        algorithm=choose(case.algorithm, bench.comm.topology) if ours else None,
+        algorithm=algorithm_of(case, bench.comm) if ours else None,
         seconds=tuple(float(x) for x in seconds),
         floor=None if bench.link is None else bench.link.seconds(nbytes),
         level_nbytes=levels if ours else None,

@@ -7,7 +7,6 @@ runs on it; a case that was disturbed is repeated, and its quietest run is kept.
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 from benchmarks.cluster import start
 from benchmarks.collectives.options import at_least
 from benchmarks.launch import Parser, UsageError
+from benchmarks.wire import summary
 
 _BOTH = "reduce_scatter all_gather"
 
@@ -73,18 +73,23 @@ TABLES = {
         _behind_links("1gbit"),
         f"{_BOTH} -b 4K -e 16M -n 7 --seconds 1 --algorithm auto flat",
     ),
-    "large-sizes": Table("64 and 256 MiB", _behind_links("1gbit"), f"{_BOTH} -b 64M -e 256M -n 3"),
+    "256MiB-scatter": Table("the last size", _behind_links("1gbit"), "reduce_scatter -b 256M -n 3"),
+    "256MiB-gather": Table("the last size", _behind_links("1gbit"), "all_gather -b 256M -n 3"),
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which cases, the folder of their JSON lines, and how often a disturbed one is tried."""
+    """Which cases, the folder of their JSON lines, and how often a disturbed one is tried.
+
+    ``read``: tell what the folder holds, and run nothing.
+    """
 
     names: tuple[str, ...]
     folder: Path | None
     tries: int
     only_list: bool
+    read: bool
 
 
 def parse(arguments: list[str]) -> Options:
@@ -100,17 +105,20 @@ def parse(arguments: list[str]) -> Options:
     parser.add_argument("names", nargs="*", metavar="CASE", help=", ".join(TABLES))
     parser.add_argument("--list", action="store_true", help="print the commands and leave")
     parser.add_argument("--tries", type=at_least(1), default=2, help="of a disturbed case (2)")
+    parser.add_argument("--read", action="store_true", help="tell what is in FOLDER, run nothing")
     parser.add_argument("-J", "--json", type=Path, metavar="FOLDER", help="keep JSON lines there")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.names if name not in TABLES]
     if unknown:
         raise UsageError(f"{unknown[0]} is no case; there are {', '.join(TABLES)}")
     names = tuple(dict.fromkeys(given.names)) or tuple(TABLES)
-    if given.json is not None:
+    if given.read and given.json is None:
+        raise UsageError("--read needs -J FOLDER")
+    if given.json is not None and not given.read:
         for name in names:
             if (path := given.json / f"{name}.jsonl").exists():
                 raise UsageError(f"-J {given.json}: {path} exists; no result is overwritten")
-    return Options(names, given.json, given.tries, given.list)
+    return Options(names, given.json, given.tries, given.list, given.read)
 
 
 def main(arguments: list[str]) -> int:
@@ -120,6 +128,8 @@ def main(arguments: list[str]) -> int:
     except UsageError as error:
         print(f"benchmarks.wire.tables: {error}", file=sys.stderr)
         return 2
+    if options.read:
+        return _read_again(options)
     if options.only_list:
         for name in options.names:
             print(f"{name:<17} {TABLES[name].describe()}")
@@ -132,15 +142,25 @@ def main(arguments: list[str]) -> int:
             if path is None:
                 failed.append(name)
                 continue
-            lines += read(path)
+            lines += summary.read(path)
             if options.folder is not None:
                 options.folder.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, options.folder / f"{name}.jsonl")
-    for line in summary(lines):
-        print(line)
+    _tell(lines)
     if failed:
         print(f"# failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def _read_again(options: Options) -> int:
+    paths = [options.folder / f"{name}.jsonl" for name in options.names if options.folder]
+    _tell([item for path in paths if path.exists() for item in summary.read(path)])
+    return 0
+
+
+def _tell(lines: Sequence[dict[str, Any]]) -> None:
+    for line in (*summary.medians(lines), *summary.verdicts(lines)):
+        print(line)
 
 
 def _run(name: str, tries: int, scratch: Path) -> Path | None:
@@ -152,46 +172,17 @@ def _run(name: str, tries: int, scratch: Path) -> Path | None:
         print(f"\n# {name}: {table.title}\n# {table.describe()}", flush=True)
         if subprocess.call([*table.command(), "-J", str(path)]):
             return None
-        noise = disturbance(read(path))
+        noise = disturbance(summary.read(path))
         if best is None or noise < best[0]:
             best = noise, path
-        if not any(line.get("noisy") for line in read(path)):
+        if not any(line.get("noisy") for line in summary.read(path)):
             break
     return None if best is None else best[1]
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def disturbance(lines: Sequence[dict[str, Any]]) -> float:
     """Return the largest part of CPU time that others took during a case."""
     return max((line.get("others") or 0.0 for line in lines if line["kind"] == "row"), default=0.0)
-
-
-def summary(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the verdicts of all cases as a table in Markdown."""
-    found = [line for line in lines if line["kind"] == "target"]
-    if not found:
-        return []
-    table = [
-        "",
-        "| nodes x ranks, link, MiB | what | against | measured | target | |",
-        "|" + "---|" * 6,
-    ]
-    for item in found:
-        per_node = item["num_ranks"] // item["num_nodes"]
-        link = f"{item['nominal_rate'] / 1e9:g} Gbit/s" if item["nominal_rate"] else "one machine"
-        place = f"{item['num_nodes']} x {per_node}, {link}, {item['nbytes'] / 2**20:g}"
-        what = f"{item['operation']} {item['codec'] or 'exact'} {item['dtype']}"
-        sign = "≤" if item["aimed_against"] == ["floor"] else "≥"
-        reached = "reached" if item["reached"] else "missed"
-        aim = f"{sign} {item['aimed']:g}"
-        table.append(
-            f"| {place} | {what} | {item['against']} | {item['ratio']:.2f} | {aim} | {reached} |"
-        )
-    return table
 
 
 if __name__ == "__main__":

@@ -114,17 +114,22 @@ TARGETS = _table()
 def judge(
     place: Place, operation: str, dtype: str, measured: Sequence[Measured]
 ) -> tuple[Verdict, ...]:
-    """Return the verdicts that these measurements of one case allow, in the order of the table."""
+    """Return the verdicts that these measurements of one case allow, in the order of the table.
+
+    Of several algorithms with one codec the fastest is judged.
+    """
     verdicts = []
     for target in TARGETS:
         if (target.place, target.operation, target.dtype) != (place, operation, dtype):
             continue
         ours = [x for x in measured if x.library == "zcomm" and x.codec == target.codec]
-        for each in ours:
-            verdict = _judge(target, each, measured)
-            if verdict is not None:
-                verdicts.append(verdict)
+        if ours and (verdict := _judge(target, min(ours, key=_median), measured)) is not None:
+            verdicts.append(verdict)
     return tuple(verdicts)
+
+
+def _median(measured: Measured) -> float:
+    return measured.median
 
 
 def _judge(target: Target, ours: Measured, measured: Sequence[Measured]) -> Verdict | None:
@@ -141,4 +146,4 @@ def _judge(target: Target, ours: Measured, measured: Sequence[Measured]) -> Verd
 def fastest(measured: Sequence[Measured], libraries: Sequence[str]) -> Measured | None:
     """Return the fastest exact variant of some libraries."""
     found = [x for x in measured if x.library in libraries and x.codec is None]
-    return min(found, key=lambda x: x.median, default=None)
+    return min(found, key=_median, default=None)

@@ -1,5 +1,7 @@
 """The model against a second one, written from torch's own modules in float64."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -129,3 +131,19 @@ def test_a_seed_gives_the_same_weights_each_time():
     for name in ("token", "position", "blocks.1.perceptron_out.weight"):
         assert torch.equal(states[0][name], states[1][name])
         assert not torch.equal(states[0][name], states[2][name])
+
+
+def test_arithmetic_is_narrow_where_the_shape_says_so():
+    dtypes = {}
+    inputs, targets = tokens(SMALL)
+    for widen in (True, False):
+        shape = replace(SMALL, widen=widen)
+        model = GPT(shape, seed=1).bfloat16()
+        seen = dtypes[widen] = set()
+        model.blocks[1].register_forward_hook(lambda *call, seen=seen: seen.add(call[-1].dtype))
+        loss = model(inputs, targets)
+        assert loss.dtype == torch.float32
+        exact = reference_loss(model, shape, inputs, targets).item()
+        # Logits of initial weights are below 1, and an activation has a relative error of 2^-9.
+        assert abs(loss.item() - exact) < (2**-7 if not widen else 1e-6) * exact
+    assert dtypes == {True: {torch.float32}, False: {torch.bfloat16}}

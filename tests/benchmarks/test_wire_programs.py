@@ -71,12 +71,20 @@ def test_a_wrong_element_of_any_variant_is_found(launch, name):
     assert " ".join(wrong[1:]).startswith(name)
 
 
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(launch):
-    done = launch(*WIRE, "all_gather", "--algorithm", "fast", *SMALL, num_ranks=2)
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--algorithm", "fast"], "fast"),
+        (["--codec", "int8,int4"], "takes one codec"),
+        (["-b", "16"], "less than 16 bytes for each of 2 ranks"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(launch, words, part):
+    done = launch(*WIRE, "all_gather", *SMALL, *words, num_ranks=2)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("benchmarks.wire: ")
-    assert "fast" in line
+    assert part in line
 
 
 @pytest.mark.mpi

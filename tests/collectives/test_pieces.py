@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import zcomm
 from tests.collectives import oracle
@@ -263,10 +264,10 @@ def test_a_rank_that_stops_in_the_middle_is_named(monkeypatch, sharing):
     never = Never()
     real = zcomm.collectives.courier.Posted.send
 
-    def stops(self, index, peer, memory, logical):
+    def stops(self, *arguments):
         if self._channel.rank == 1 and self._number == 3:
             never.wait()
-        real(self, index, peer, memory, logical)
+        real(self, *arguments)
 
     monkeypatch.setattr(zcomm.collectives.courier.Posted, "send", stops)
 
@@ -289,10 +290,10 @@ def test_a_rank_that_fails_in_the_middle_ends_all(monkeypatch, sharing):
         share_memory(monkeypatch, WORLDS["2x2"])
     real = zcomm.collectives.courier.Posted.send
 
-    def fails(self, index, peer, memory, logical):
+    def fails(self, *arguments):
         if self._channel.rank == 2 and self._number == 3:
             raise ArithmeticError("in the middle")
-        real(self, index, peer, memory, logical)
+        real(self, *arguments)
 
     monkeypatch.setattr(zcomm.collectives.courier.Posted, "send", fails)
     start = time.monotonic()
@@ -338,3 +339,96 @@ def test_pieces_fit_the_slots_of_a_node(world, dtype, codec):
             made = hops.make(operation, [layout], topology, codecs=codecs)
             for piece in made.pieces:
                 assert regions(piece.plan, 0, near)[1] <= slot_nbytes(made)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_one_plan_serves_other_arrays_at_every_call(monkeypatch, kind, codec):
+    """What is kept of a call holds no array: each is freed, and another one is given."""
+    expected = {call: whole_calls(monkeypatch, codec, kind, call) for call in range(4)}
+    cut_small(monkeypatch)
+    share_memory(monkeypatch, WORLDS["2x2"])
+
+    def program(comm):
+        found = [both(comm, codec, kind, call, out=call != 2) for call in range(4)]
+        assert comm._shelf._ready  # later calls are those that were kept
+        return found
+
+    for rank, calls in enumerate(on("2x2", program, min_numel=0)):
+        for call, found in enumerate(calls):
+            assert_same([found], [expected[call][rank]])
+
+
+def test_what_is_kept_tells_calls_apart(monkeypatch):
+    """Options, a list of one array, a list of codecs, another dtype of the result, min_numel."""
+    cut_small(monkeypatch)
+
+    def program(comm):
+        shard = as_array(drawn((NUMEL,), "bfloat16", 1, comm.rank), "bfloat16", "torch")
+        full = as_array(drawn((4 * NUMEL,), "bfloat16", 2, comm.rank), "bfloat16", "torch")
+        found = []
+        for _ in range(2):
+            for codec in (None, "int8", ["int8", "int8"], ("int8", "int8")):
+                found.append(comm.all_gather(shard, codec=codec))
+                found.append(comm.all_gather([shard], codec=codec)[0])
+                for op in ("sum", "avg"):
+                    for dtype in (torch.bfloat16, torch.float32):
+                        out = torch.empty(NUMEL, dtype=dtype)
+                        assert comm.reduce_scatter(full, out, op=op, codec=codec) is out
+                        found.append(out)
+                out = torch.empty(4 * NUMEL, dtype=torch.float32)
+                found.append(comm.all_gather(shard, out, codec=codec))
+            comm.min_numel = 1 << 40
+        first, second = found[: len(found) // 2], found[len(found) // 2 :]
+        exact, quantised = first[: len(first) // 4], first[len(first) // 4 : len(first) // 2]
+        for call in range(4):  # quantised ones are exact where the message is too small for it
+            assert_same([second[call * len(exact) :][: len(exact)]], [exact])
+        for call in range(1, 4):
+            assert_same([first[call * len(exact) :][: len(exact)]], [quantised])
+        assert not (exact[0] == quantised[0]).all()
+        assert not (exact[2] == exact[4]).all()
+
+    on("2x2", program, min_numel=0)
+
+
+def whole_calls(monkeypatch, codec, kind, call):
+    with monkeypatch.context() as patch:
+        uncut(patch)
+        return on("2x2", lambda comm: both(comm, codec, kind, call, out=False), min_numel=0)
+
+
+def both(comm, codec, kind, call, *, out):
+    """Return the stored results of a gather and a reduction of arrays that nobody holds after."""
+    dtype = "bfloat16" if kind == "torch" else "float32"  # NumPy has no bfloat16
+    shard = as_array(drawn((NUMEL,), dtype, call, comm.rank), dtype, kind)
+    full = as_array(drawn((4 * NUMEL,), dtype, 50 + call, comm.rank), dtype, kind)
+    places = [as_array(drawn((n,), dtype, 0, 0), dtype, kind) for n in (4 * NUMEL, NUMEL)]
+    gathered = comm.all_gather(shard, places[0] if out else None, codec=codec)
+    reduced = comm.reduce_scatter(full, places[1] if out else None, codec=codec)
+    assert not out or (gathered is places[0] and reduced is places[1])
+    return [stored_in(result)[0].copy() for result in (gathered, reduced)]
+
+
+def test_plans_that_alternate_share_slots_and_scratch(monkeypatch):
+    cut_small(monkeypatch)
+    share_memory(monkeypatch, WORLDS["2x2"])
+
+    def program(comm):
+        cases = [(n, codec) for n in (NUMEL, 4096 * 3, NUMEL + 5) for codec in ("int4", None)]
+        alone = {case: operations(comm, case[1], numel=case[0]) for case in cases}
+        for order in (reversed(cases), cases):
+            for case in order:
+                assert_same([operations(comm, case[1], numel=case[0])], [alone[case]])
+
+    on("2x2", program, min_numel=0)
+
+
+def test_the_first_pieces_and_the_last_are_smaller():
+    layout = Layout.even("bfloat16", 1 << 22, 4)
+    made = hops.make("all_gather", [layout], WORLDS["2x2"])
+    sizes = [piece.plan.messages(0, 0)[0].wire_nbytes for piece in made.pieces]
+    largest = max(sizes)
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert sizes[0] <= largest / 3
+    assert sizes[-1] <= largest / 2
+    assert sum(sizes) == 2 << 20

@@ -7,7 +7,7 @@ import pytest
 
 from tests.collectives import checks
 from tests.collectives.dtypes import as_array, drawn, filled, stored_in
-from tests.collectives.worlds import WORLDS, algorithms, on
+from tests.collectives.worlds import WORLDS, on
 from tests.device import fake, nccl
 from zcomm import CollectiveMismatch, PeerLost, bootstrap
 from zcomm.communicator import Communicator
@@ -77,7 +77,7 @@ def test_quantised_bits_are_those_of_the_host_path(codec):
     def program(comm, kind):
         stored = drawn((comm.size * 700,), "float32", 80, comm.rank)
         bits = []
-        for algorithm in algorithms(comm.topology):
+        for algorithm in ("flat", "hierarchical"):  # auto may differ between transports
             options = {"codec": codec, "algorithm": algorithm}
             results = (
                 comm.all_gather(as_array(stored, "float32", kind), **options),

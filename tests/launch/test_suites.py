@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-PYTEST = ("-m", "pytest", "--with-mpi", "-v", "-p", "no:cacheprovider")
+PYTEST = ("-m", "pytest", "--with-mpi", "-v", "-p", "no:cacheprovider", "--color=no")
 REPORT = "=== rank 1 of 3 failed: "
 
 

@@ -8,7 +8,9 @@ from importlib.metadata import EntryPoint, version
 import pytest
 
 import zcomm
-from zcomm import cli
+from topology import cost, from_shape
+from zcomm import cli, tuning
+from zcomm.tuning import Curve, Key
 
 DOCTOR = ("-m", "zcomm.cli", "doctor")
 REQUIRED = ("torch", "numpy", "rich", "mpi4py")
@@ -109,6 +111,29 @@ def test_under_mpirun_rank_0_tells_size_and_topology(launch):
     assert (run.returncode, ok) == (0, True)
     assert found["MPI job"]["value"] == "4 ranks"
     assert "2 x 2" in found["topology"]["value"]
+
+
+def test_under_mpirun_rank_0_tells_what_auto_takes_and_why(launch, tmp_path):
+    """Without a table by the model; with one that says that flat is faster for int8, by that."""
+    env = {"ZCOMM_TOPOLOGY": "2x2", "ZCOMM_TUNING": str(tmp_path)}
+    _, found = findings(launch(*DOCTOR, "--json", num_ranks=4, env=env))
+    assert found["algorithm at 1 GiB"]["value"] == "exact: hierarchical; int8: hierarchical"
+    assert "assumed" in found["algorithm from"]["value"]
+    assert "zcomm tune" in found["algorithm from"]["remedy"]
+    world = from_shape((2, 2))
+    curves = {
+        Key("all_gather", "*:int8"): Curve((1,), (1.0,)),
+        Key("all_gather", "1:int8,0:int8"): Curve((1,), (2.0,)),
+    }
+    known = tuning.Tuning(world, "mpi", cost.assumed([1, 2]), curves, "measured")
+    path = tmp_path / f"{world.digest()[:16]}-mpi.json"
+    tuning.write(path, tuning.to_json(known, {"date": "2026-11-30"}))
+    _, found = findings(launch(*DOCTOR, "--json", num_ranks=4, env=env))
+    exact, int8 = found["algorithm at 64 MiB"]["value"].split("; ")
+    assert exact == "exact: hierarchical"
+    assert int8.startswith("int8: all_gather flat, reduce_scatter hierarchical")
+    assert str(path) in found["algorithm from"]["value"]
+    assert "2026-11-30" in found["algorithm from"]["value"]
 
 
 def test_launcher_of_another_mpi_is_found_out(launch):

@@ -66,6 +66,7 @@ def test_extras_are_the_documented_ones():
         "cuda13",
         "cuda-test",
         "bench",
+        "peers",
         "test",
     }
 

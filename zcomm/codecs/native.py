@@ -7,7 +7,7 @@ floating point settings of the calling thread matter: they are set aside for the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zcomm import _native
 from zcomm.errors import CodecError
@@ -122,6 +122,83 @@ def decode_reduce_encode(
         check_wires(codec_in, wires, lengths)
         check_out(codec_out, lengths, out)
         raise AssertionError(f"native decode_reduce_encode refused valid memory: status {status}")
+
+
+class Program:
+    """Kernels' work, prepared once and done many times on memories that are given as rows.
+
+    A *region* is (number of a memory, start, stop) in bytes, a negative stop being its end. A row
+    is what :func:`bind` writes. Nothing is checked before the program runs.
+    """
+
+    def __init__(self) -> None:
+        self._program = _native.Program()
+
+    def copy(self, source: _native.Where, target: _native.Where) -> None:
+        """Copy bytes."""
+        self._program.copy(source, target)
+
+    def encode(
+        self,
+        codec: Codec,
+        x: _native.Where,
+        dtype: str,
+        starts: Lengths,
+        lengths: Lengths,
+        out: _native.Where,
+    ) -> None:
+        """Do what :func:`encode` does."""
+        place = starts.tolist(), lengths.tolist()
+        self._program.encode(_described(codec), x, _DTYPES[dtype], *place, out)
+
+    def decode(
+        self,
+        codec: Codec,
+        wire: _native.Where,
+        starts: Lengths,
+        lengths: Lengths,
+        out: _native.Where,
+        dtype: str,
+    ) -> None:
+        """Do what :func:`decode` does."""
+        place = starts.tolist(), lengths.tolist(), out, _DTYPES[dtype]
+        self._program.decode(_described(codec), wire, *place)
+
+    def decode_reduce(
+        self,
+        codec: Codec,
+        wires: Sequence[_native.Where],
+        starts: Lengths,
+        lengths: Lengths,
+        out: _native.Where,
+        dtype: str,
+        divisor: int,
+    ) -> None:
+        """Do what :func:`decode_reduce` does."""
+        place = starts.tolist(), lengths.tolist(), out, _DTYPES[dtype], divisor
+        self._program.decode_reduce(_described(codec), wires, *place)
+
+    def decode_reduce_encode(
+        self,
+        codec_in: Codec,
+        wires: Sequence[_native.Where],
+        codec_out: Codec,
+        lengths: Lengths,
+        out: _native.Where,
+    ) -> None:
+        """Do what :func:`decode_reduce_encode` does."""
+        into = _described(codec_out), lengths.tolist(), out
+        self._program.decode_reduce_encode(_described(codec_in), wires, *into)
+
+    def run(self, rows: _native.Rows, seeds: Sequence[int]) -> bool:
+        """Do all of it; tell whether all memory was as it must be, see :func:`encode`.
+
+        ``seeds`` has one for each job, or none.
+        """
+        return self._program.run(rows, seeds) == _DONE
+
+
+bind = _native.bind
 
 
 def _described(codec: Codec) -> tuple[int, int, bool, bool]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from zcomm.arrays import DeviceMemory, Memory, View
-from zcomm.collectives import pipeline
+from zcomm.arrays import ITEMSIZE, View
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.courier import DONE, LINE_NBYTES, Courier, Regions
-from zcomm.collectives.pipeline import Steps
-from zcomm.collectives.wire import Packing, Place, Unpacking, pack, pack_all, unpack, unpack_all
-from zcomm.device import copy
+from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
+from zcomm.collectives.jobs import Jobs, Move, Pack, Unpack
+from zcomm.collectives.memories import LINE_NBYTES, Layer, Memories, Region, Run
+from zcomm.collectives.pipeline import Prepared, Steps
 from zcomm.pieces import Piece
 from zcomm.plan import Plan, WireFormat
 from zcomm.seeds import Draws
@@ -29,18 +28,26 @@ def all_gather(
        level and receive theirs: a shard crosses the network once per node. Where the next level has
        no codec, decode what is held and forward the decoded values.
     3. Decode every shard once into its place, the own one too: all ranks hold what receivers
-       decode. Peers of the last hop are sent to before what is held is decoded.
+       decode. What is held is sent on before it is decoded.
 
     Hierarchical all-gather as in ZeRO++ (arXiv 2306.10209, section 4.1), for any number of levels.
     """
-    if not plan.layouts:
-        return
+    if plan.layouts:
+        views = (*shards, *fulls)
+        prepare(channel, plan, tuple(view.dtype for view in views)).run(views, draws)
 
-    def start(piece: Piece, courier: Courier) -> Steps:
-        parts = piece.of_shard(shards, channel.rank), piece.of(fulls)
-        return _Run(channel, piece.plan, courier, *parts, draws).steps()
 
-    pipeline.run(channel, plan, fulls[0].memory, start, regions)
+def prepare(channel: Channel, plan: Plan, dtypes: tuple[str, ...]) -> Prepared:
+    """Return the all_gather of arrays of these dtypes, the shards' before the full ones'."""
+
+    def make(plan: Plan, me: int) -> Prepared:
+        def write(piece: Piece, ways: Ways, batch: bool) -> _Script:
+            return _Script(me, piece, ways, dtypes, batch)
+
+        return Prepared(channel, plan, write, regions)
+
+    prepared: Prepared = plan.memo(("all_gather of", dtypes), channel.rank, make)
+    return prepared
 
 
 class _Post(NamedTuple):
@@ -102,7 +109,7 @@ def _layout_store(plan: Plan, rank: int) -> _Store:
 def _hop(plan: Plan, index: int, me: int, spans: dict[int, slice]) -> _Hop:
     hop = plan.hops[index]
     posts = []
-    for peer in plan.peers(hop, me):
+    for peer in plan.outward(hop, me):
         if peer != me:
             cargo = plan.cargo(hop, peer, me)
             place = _run(spans, cargo) if cargo[0] in spans else None
@@ -126,177 +133,203 @@ def regions(plan: Plan, sender: int, near: frozenset[int]) -> tuple[Regions, int
     return found, store.nbytes
 
 
-class _Run:
-    """One piece of an all_gather under way.
+class _Turn(NamedTuple):
+    """What a rank does in one hop: before its messages have arrived, and after."""
 
-    ``store`` is where the chunks lie that this rank sends: None where it sends them from the
-    caller's memory, and receives them there. ``incoming`` is where messages of (hop, peer) are,
-    ``inboxes`` those among them that are in the peer's window.
+    encode: Jobs
+    sends: tuple[Post, ...]
+    held: Jobs
+    keep: Jobs
+    arrived: Jobs
+
+
+class _Script:
+    """One piece of an all_gather, as one rank runs it, whatever its arrays.
+
+    ``dtypes`` are those of all arrays, the shards first. ``_store`` is where the chunks lie that
+    this rank sends: None where it sends them from the caller's memory, and receives them there.
+    ``_incoming`` is where messages of (hop, peer) are read. ``batch``: a stage is decoded at once.
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        plan: Plan,
-        courier: Courier,
-        shards: Sequence[View],
-        fulls: Sequence[View],
-        draws: Draws,
+        self, me: int, piece: Piece, ways: Ways, dtypes: Sequence[str], batch: bool
     ) -> None:
-        self._channel = channel
-        self._plan = plan
-        self._courier = courier
-        self._shards = shards
-        self._fulls = fulls
-        self._draws = draws
+        self._me = me
+        self._piece = piece
+        self._plan = piece.plan
+        self._dtypes = dtypes
+        self._num_items = len(dtypes) // 2
+        self._batch = batch
+        self._layer = Layer(ways.numbers.scratch)
+        found: _Store = self._plan.memo("all_gather", me, _layout_store)
         self._in_place = (
-            plan.memo("in place", 0, _in_place)
-            and shards[0].dtype == fulls[0].dtype == plan.layouts[0].dtype
+            self._plan.memo("in place", 0, _in_place)
+            and self._source_dtype(0) == self._target_dtype(0) == self._plan.layouts[0].dtype
         )
-        self._plans: _Store = plan.memo("all_gather", channel.rank, _layout_store)
-        self._store: Memory | None = None
-        self._incoming: dict[tuple[int, int], Memory] = {}
-        self._inboxes: set[tuple[int, int]] = set()
-        self._scratch: list[Memory] = []
+        self._store: Region | None = None
+        if ways.slot:
+            self._store = Region(ways.numbers.slot, 0, found.nbytes)
+        elif not self._in_place:
+            self._store = self._layer.take(found.nbytes)
+        self._incoming: dict[tuple[int, int], Post] = {}
+        receives = tuple(
+            tuple(self._expect(stage, index, post, ways) for post in hop.posts)
+            for stage in found.stages
+            for index, hop in enumerate(stage.hops, stage.first)
+        )
+        self.mail = Mail(ways, receives)
+        self._turns = [turn for stage in found.stages for turn in self._turns_of(stage, ways)]
+        self._own = Jobs([] if self._plan.hops else [*self._copy_own()])
+        self.scratch_nbytes = self._layer.nbytes
 
-    def steps(self) -> Steps:
+    def steps(self, channel: Channel, courier: Courier, memories: Memories, draws: Draws) -> Steps:
         """Run the piece, see :func:`all_gather`."""
-        if not self._plan.hops:
-            self._copy_own()
-            return
-        batch = isinstance(self._fulls[0].memory, DeviceMemory)  # as few launches as possible
-        yield self._courier.open()
-        self._expect()
+        measure = channel.clock.measure
+        yield courier.open()
+        courier.expect()
         yield DONE
-        for stage in self._plans.stages:
-            self._encode(stage)
-            for index, hop in enumerate(stage.hops, stage.first):
-                self._send(index, hop)
-                if index == stage.last and not batch:
-                    self._decode(stage, self._held(stage))
-                yield self._courier.arrival(index)
-                if index < stage.last:
-                    self._keep(index, hop)
-            held = self._held(stage) if batch else {}
-            self._decode(stage, held | self._arrived(stage))
-            self._release(stage.last)
-        yield self._courier.sent()
-        self._channel.pool.give(*self._scratch)
+        for index, turn in enumerate(self._turns):
+            with measure("encode"):
+                turn.encode.run(memories, draws)
+            for post in turn.sends:
+                courier.send(index, post)
+            with measure("decode"):
+                turn.held.run(memories, draws)
+            yield courier.arrival(index)
+            turn.keep.run(memories, draws)
+            with measure("decode"):
+                turn.arrived.run(memories, draws)
+            courier.release(index)
+        self._own.run(memories, draws)
+        yield courier.sent()
 
-    def _expect(self) -> None:
-        """Post the receives of all hops: what is sent on goes to the store."""
-        self._store = self._courier.slot()
-        if self._store is None and not self._in_place:
-            self._store = self._take(self._plans.nbytes)
-        for stage in self._plans.stages:
-            for index, hop in enumerate(stage.hops, stage.first):
-                for post in hop.posts:
-                    inbox = self._courier.inbox(index, post.peer)
-                    if inbox is None:
-                        inbox = self._place(stage, index, post)
-                        self._courier.expect(index, post.peer, inbox)
-                    else:
-                        self._inboxes.add((index, post.peer))
-                    self._incoming[index, post.peer] = inbox
-
-    def _place(self, stage: _Stage, index: int, post: _Post) -> Memory:
-        """Return where to receive a message that does not come through a window."""
-        if self._in_place:
+    def _expect(self, stage: _Stage, index: int, post: _Post, ways: Ways) -> Post:
+        """Return where to read a message: what is sent on goes to the store."""
+        inbox = ways.inbox(index, post.peer, self._me)
+        if inbox is not None:
+            region = inbox
+        elif self._in_place:
             run = self._plan.layouts[0].run(post.peer)
             assert run is not None
-            return self._fulls[0].elements(run.start, run.numel)
-        if index < stage.last:
-            assert self._store is not None
-            assert post.place is not None
-            return self._store[post.place]
-        return self._take(post.nbytes)
+            region = self._elements(self._target(0), run.start, run.numel)
+        elif index < stage.last:
+            region = self._in_store(post.place)
+        else:
+            region = self._layer.take(post.nbytes)
+        made = Post(post.peer, region, inbox is not None)
+        self._incoming[index, post.peer] = made
+        return made
 
-    def _encode(self, stage: _Stage) -> None:
+    def _turns_of(self, stage: _Stage, ways: Ways) -> Iterator[_Turn]:
+        """Work out the hops of a stage: what one brings is decoded once the next has been sent."""
+        held = [*self._held(stage)]
+        for index, hop in enumerate(stage.hops, stage.first):
+            last = index == stage.last
+            new: list[Pack | Unpack] = [*self._unpacks(stage, self._chunks(stage, index, hop))]
+            yield _Turn(
+                Jobs([*self._packs(stage)] if index == stage.first else []),
+                tuple(self._send(index, hop, ways)),
+                Jobs([] if self._batch else held),
+                Jobs([] if last else [*self._keeps(index, hop)]),
+                Jobs([*held, *new] if last and self._batch else new if last else []),
+            )
+            held = [*held, *new] if self._batch else new
+
+    def _chunks(self, stage: _Stage, index: int, hop: _Hop) -> dict[int, Region]:
+        """Return the chunks that a hop brings and that are not yet in their place."""
+        chunks = {}
+        for post in hop.posts:
+            message = self._incoming[index, post.peer]
+            for shard, span in post.cuts:
+                if index < stage.last:
+                    chunks[shard] = self._in_store(stage.spans[shard])
+                elif message.shared or not self._in_place:
+                    chunks[shard] = message.region.part(span)
+        return chunks
+
+    def _packs(self, stage: _Stage) -> Iterator[Pack]:
         """Write the chunks that this rank holds to the store."""
         if self._store is None:
             return
         hop = self._plan.hops[stage.first]
-        with self._channel.clock.measure("encode"):
-            packings = []
-            for shard in stage.held:
-                chunk = self._store[stage.spans[shard]]
-                for position, part in enumerate(self._plan.parts(hop, shard)):
-                    place = self._source(stage, shard, position)
-                    seed = self._draws.of(part.wire.codec, shard, position)
-                    packings.append(Packing(part.wire, place, chunk[part.span], seed))
-            if len(packings) == 1:
-                pack(*packings[0])
-            else:
-                pack_all(packings)
+        for shard in stage.held:
+            chunk = self._in_store(stage.spans[shard])
+            for position, part in enumerate(self._plan.parts(hop, shard)):
+                run = self._source(shard, position) if stage.first == 0 else None
+                run = run or self._place(shard, position)
+                yield Pack(part.wire, run, chunk.part(part.span), (shard, position))
 
-    def _source(self, stage: _Stage, shard: int, position: int) -> Place:
-        layout, first = self._plan.layouts[position], stage.first == 0
-        view = (self._shards if first else self._fulls)[position]
-        return Place(view, *layout.table(shard, compact=first))
-
-    def _send(self, index: int, hop: _Hop) -> None:
+    def _send(self, index: int, hop: _Hop, ways: Ways) -> Iterator[Post]:
         if self._store is None:
-            numel = self._plan.layouts[0].shard_numel(self._channel.rank)
-            message = self._shards[0].elements(0, numel)
+            first = self._piece.firsts[self._me][0]
+            numel = self._plan.layouts[0].shard_numel(self._me)
+            message = self._elements(self._piece.items[0], first, numel)
         else:
-            message = self._store[hop.cargo]
+            message = self._in_store(hop.cargo)
         for post in hop.posts:
-            self._courier.send(index, post.peer, message, post.logical)
+            shared = ways.outbox(index, post.peer) is not None
+            yield Post(post.peer, message, shared, post.logical)
 
-    def _keep(self, index: int, hop: _Hop) -> None:
-        """Copy to the store what arrived in the windows of peers: the next hop sends it."""
-        for post in hop.posts:
-            if (index, post.peer) in self._inboxes:
-                assert self._store is not None
-                assert post.place is not None
-                copy(self._store[post.place], self._incoming[index, post.peer])
-        self._release(index)
-
-    def _held(self, stage: _Stage) -> dict[int, Memory]:
-        """Return the chunks in the store."""
+    def _held(self, stage: _Stage) -> Iterator[Pack | Unpack]:
+        """Decode what is held before the first hop of a stage."""
         if self._store is None:
-            self._copy_own()
-            return {}
-        return {shard: self._store[span] for shard, span in stage.spans.items()}
+            return self._copy_own()
+        spans = {shard: self._in_store(stage.spans[shard]) for shard in stage.held}
+        return self._unpacks(stage, spans)
 
-    def _arrived(self, stage: _Stage) -> dict[int, Memory]:
-        """Return the chunks that arrived in the last hop and are not yet in their place."""
-        chunks = {}
-        for post in stage.hops[-1].posts:
-            where = stage.last, post.peer
-            if not self._in_place or where in self._inboxes:
-                message = self._incoming[where]
-                chunks.update({shard: message[span] for shard, span in post.cuts})
-        return chunks
+    def _keeps(self, index: int, hop: _Hop) -> Iterator[Move]:
+        """Copy to the store what arrived in the slots of peers: the next hop sends it."""
+        for post in hop.posts:
+            message = self._incoming[index, post.peer]
+            if message.shared:
+                yield Move(message.region, self._in_store(post.place))
 
-    def _decode(self, stage: _Stage, chunks: dict[int, Memory]) -> None:
-        with self._channel.clock.measure("decode"):
-            unpack_all(self._unpackings(stage, chunks))
-
-    def _unpackings(self, stage: _Stage, chunks: dict[int, Memory]) -> Iterator[Unpacking]:
-        plan = self._plan
-        hop = plan.hops[stage.last]
+    def _unpacks(self, stage: _Stage, chunks: dict[int, Region]) -> Iterator[Unpack]:
+        hop = self._plan.hops[stage.last]
         for shard, chunk in chunks.items():
-            for position, part in enumerate(plan.parts(hop, shard)):
-                place = Place(self._fulls[position], *plan.layouts[position].table(shard))
-                yield Unpacking(part.wire, chunk[part.span], place)
+            for position, part in enumerate(self._plan.parts(hop, shard)):
+                yield Unpack(part.wire, chunk.part(part.span), self._place(shard, position))
 
-    def _release(self, index: int) -> None:
-        for hop, peer in self._inboxes:
-            if hop == index:
-                self._courier.release(index, peer)
+    def _copy_own(self) -> Iterator[Pack | Unpack]:
+        """Copy the own shard to its place as it is, by way of the dtype of its layout."""
+        for position, layout in enumerate(self._plan.layouts):
+            run, wire = self._source(self._me, position), WireFormat(layout.dtype)
+            if run.dtype == layout.dtype:
+                numel = layout.shard_numel(self._me)
+                chunk = self._elements(run.array, self._piece.firsts[self._me][position], numel)
+            else:
+                chunk = self._layer.take(wire.wire_nbytes(layout.lengths(self._me)))
+                yield Pack(wire, run, chunk, ())
+            yield Unpack(wire, chunk, self._place(self._me, position))
 
-    def _copy_own(self) -> None:
-        """Copy the own shard to its place as it is."""
-        me = self._channel.rank
-        for layout, own, full in zip(self._plan.layouts, self._shards, self._fulls, strict=True):
-            chunk = own.elements(0, layout.shard_numel(me))
-            unpack(WireFormat(layout.dtype), chunk, Place(full, *layout.table(me)))
+    def _source(self, shard: int, position: int) -> Run:
+        """Return the own segments in the compact array of an item."""
+        starts, lengths = self._plan.layouts[position].table(shard, compact=True)
+        starts = starts + self._piece.firsts[self._me][position]
+        return Run(self._piece.items[position], self._source_dtype(position), starts, lengths)
 
-    def _take(self, nbytes: int) -> Memory:
-        memory = self._channel.pool.take(nbytes, self._fulls[0].memory)
-        self._scratch.append(memory)
-        return memory
+    def _place(self, shard: int, position: int) -> Run:
+        """Return the segments of a shard in the full array of an item."""
+        table = self._plan.layouts[position].table(shard)
+        return Run(self._target(position), self._target_dtype(position), *table)
+
+    def _target(self, position: int) -> int:
+        return self._num_items + self._piece.items[position]
+
+    def _source_dtype(self, position: int) -> str:
+        return self._dtypes[self._piece.items[position]]
+
+    def _target_dtype(self, position: int) -> str:
+        return self._dtypes[self._target(position)]
+
+    def _elements(self, array: int, first: int, numel: int) -> Region:
+        size = ITEMSIZE[self._dtypes[array]]
+        return Region(array, first * size, (first + numel) * size)
+
+    def _in_store(self, span: slice | None) -> Region:
+        assert self._store is not None
+        assert span is not None
+        return self._store.part(span)
 
 
 def _in_place(plan: Plan, _: int) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 from zcomm.arrays import ITEMSIZE, View
 from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.reduce_scatter import nested_reduce, reduce_scatter
-from zcomm.collectives.wire import Place, Reduction
+from zcomm.collectives.reduce_scatter import reduce_scatter
+from zcomm.collectives.wire import Place, Reduction, nested_reduce
 from zcomm.device import scratch
 from zcomm.plan import AllReduce, Plan, WireFormat
 from zcomm.seeds import Draws
@@ -35,14 +35,15 @@ def all_reduce(
     if plans.whole is not None:
         _reduce_whole(channel, plans.whole, plans.scatter, tensors, reduction, draws)
         return
-    shards = []
+    shards, pool = [], channel.pool
     for position, layout in enumerate(plans.scatter.layouts):
         encoded = any(hop.formats[position].codec is not None for hop in plans.gather.hops)
         dtype = "float32" if encoded else layout.dtype
         nbytes = layout.shard_numel(channel.rank) * ITEMSIZE[dtype]
-        shards.append(View(scratch(nbytes, tensors[position].memory), dtype))
+        shards.append(View(pool.take(nbytes, tensors[position].memory), dtype))
     reduce_scatter(channel, plans.scatter, tensors, shards, reduction, draws.stage(0))
     all_gather(channel, plans.gather, shards, tensors, draws.stage(1))
+    pool.give(*(shard.memory for shard in shards))
 
 
 def _reduce_whole(

@@ -1,31 +1,29 @@
 """What carries the messages of one piece: posted ahead and polled, or exchanged hop by hop.
 
-A collective asks its *courier* for memory to write messages to, hands them over, and is told when
-those of a hop have arrived. Messages to the ranks that share memory with this one lie in its
-*window* (:mod:`zcomm.transports.windows`): they are written there, and read there by the peer. A
-rank's messages of one piece are one slot; where they do not fit, they are sent like all others.
-Both sides know from the plan which way a message takes.
+A collective tells its *courier* which messages to send, and is told when those of a hop have
+arrived. Messages to the ranks that share memory with this one lie in its *window*
+(:mod:`zcomm.transports.windows`): they are written there, and read there by the peer. A rank's
+messages of one piece are one slot; where they do not fit, they are sent like all others. Both sides
+know from the plan which way a message takes: its :class:`Ways`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from zcomm.arrays import DeviceMemory, Memory
+from zcomm.arrays import DeviceMemory, HostMemory
 from zcomm.collectives.channel import Channel
-from zcomm.pieces import in_flight, slot_nbytes
+from zcomm.collectives.memories import Memories, Numbers, Region
+from zcomm.pieces import slot_nbytes
 from zcomm.plan import Plan
 from zcomm.transports.base import Pending
 from zcomm.transports.windows import Windows
 
 NUM_TAGS = 64
 """Messages of so many pieces in a row differ in their tags: more than are on their way at once."""
-
-LINE_NBYTES = 64
-"""Messages in a slot start at multiples of this many bytes."""
 
 Regions = dict[tuple[int, int], slice]
 """Where in the sender's slot the message of (hop, peer) lies."""
@@ -84,11 +82,16 @@ class Inboxes:
 
     windows: Windows
     slot: int
-    owners: set[int] = field(default_factory=set)
+    owners: Sequence[int]
 
     def done(self) -> bool:
         """See :class:`zcomm.transports.base.Pending`."""
         return all(self.windows.arrived(owner, self.slot) for owner in self.owners)
+
+    def release(self) -> None:
+        """Let the owners write them again: they have been read."""
+        for owner in self.owners:
+            self.windows.release(owner, self.slot)
 
     def late(self) -> list[int]:
         """See :class:`zcomm.transports.base.Pending`."""
@@ -125,88 +128,131 @@ def tag_of(number: int, index: int) -> int:
     return 1 + index * NUM_TAGS + number % NUM_TAGS
 
 
+class Ways:
+    """Where the messages of one piece lie that need no sending, as one rank sees it.
+
+    ``peers`` are the near ranks whose slots this rank reads, ``slot`` tells whether it writes its
+    own.
+    """
+
+    def __init__(
+        self, channel: Channel | None, plan: Plan, written: Written, numbers: Numbers
+    ) -> None:
+        near = frozenset() if channel is None else channel.near
+        me = 0 if channel is None else channel.rank
+        self.numbers = numbers
+        self._own = _regions(plan, written, me, near | {me}) if near else {}
+        self._theirs: dict[int, Regions] = {}
+        for peer in sorted(near):
+            found = _regions(plan, written, peer, near | {me})
+            self._theirs[peer] = {(hop, to): span for (hop, to), span in found.items() if to == me}
+        self.slot = bool(self._own)
+        self.peers = tuple(peer for peer, found in self._theirs.items() if found)
+
+    def outbox(self, index: int, peer: int) -> Region | None:
+        """Return where to write the message to a peer in a hop; None: where the caller likes."""
+        span = self._own.get((index, peer))
+        return None if span is None else Region(self.numbers.slot, span.start, span.stop)
+
+    def inbox(self, index: int, peer: int, me: int) -> Region | None:
+        """Return where the message of a peer to this rank can be read, None: it is received."""
+        span = self._theirs.get(peer, {}).get((index, me))
+        if span is None:
+            return None
+        return Region(self.numbers.inbox(self.peers.index(peer)), span.start, span.stop)
+
+
+def _regions(plan: Plan, written: Written, sender: int, node: frozenset[int]) -> Regions:
+    regions, nbytes = written(plan, sender, node - {sender})
+    return regions if nbytes <= slot_nbytes(plan) else {}
+
+
+class Post(NamedTuple):
+    """A message to or from a peer: the ``region`` that is sent, or into which it comes.
+
+    ``shared``: it lies in a slot that both ranks see. ``logical`` is what it holds in the caller's
+    dtype, in bytes.
+    """
+
+    peer: int
+    region: Region
+    shared: bool
+    logical: int = 0
+
+    @property
+    def sent(self) -> bool:
+        """Tell whether there is anything to send."""
+        return not self.shared and self.region.stop > self.region.start
+
+
+class Mail(NamedTuple):
+    """What one rank receives in every hop of a piece, and by which ways messages travel."""
+
+    ways: Ways
+    receives: tuple[tuple[Post, ...], ...]
+
+
 class Courier(Protocol):
     """Carries the messages of one piece."""
 
     def open(self) -> Pending:
         """Return what to wait for before the first message is written."""
 
-    def outbox(self, index: int, peer: int) -> Memory | None:
-        """Return where to write the message to a peer in a hop; None: where the caller likes."""
+    def expect(self) -> None:
+        """Receive what peers send in all hops."""
 
-    def slot(self) -> Memory | None:
-        """Return the memory that holds all outboxes, None where there are none."""
-
-    def expect(self, index: int, peer: int, memory: Memory) -> None:
-        """Receive the message of a peer in a hop, unless it has an :meth:`inbox`."""
-
-    def send(self, index: int, peer: int, memory: Memory, logical: int) -> None:
-        """Send a message, or let the peer read it where it lies."""
+    def send(self, index: int, post: Post) -> None:
+        """Send a message in a hop, or let the peer read it where it lies."""
 
     def arrival(self, index: int) -> Pending:
         """Return what to wait for before the messages of a hop are read."""
 
-    def inbox(self, index: int, peer: int) -> Memory | None:
-        """Return where a peer's message can be read, None where it is received."""
-
-    def release(self, index: int, peer: int) -> None:
-        """Say that the message in an inbox has been read."""
+    def release(self, index: int) -> None:
+        """Say that the messages of a hop have been read."""
 
     def sent(self) -> Pending:
-        """Return what to wait for before messages that have no outbox are written again."""
+        """Return what to wait for before messages outside the slot are written again."""
 
 
 class Direct:
     """One exchange per hop, in which the caller waits: device memory, and small messages."""
 
-    def __init__(self, channel: Channel, plan: Plan, number: int) -> None:
+    def __init__(
+        self, channel: Channel, plan: Plan, number: int, memories: Memories, mail: Mail
+    ) -> None:
         self._channel = channel
         self._plan = plan
         self._number = number
-        self._sends: dict[int, Memory] = {}
-        self._logical: dict[int, int] = {}
-        self._recvs: dict[tuple[int, int], Memory] = {}
+        self._memories = memories
+        self._mail = mail
+        self._posts: list[Post] = []
 
     def open(self) -> Pending:
         """See :class:`Courier`."""
         return DONE
 
-    def outbox(self, index: int, peer: int) -> Memory | None:
+    def expect(self) -> None:
         """See :class:`Courier`."""
-        return None
 
-    def slot(self) -> Memory | None:
+    def send(self, index: int, post: Post) -> None:
         """See :class:`Courier`."""
-        return None
-
-    def expect(self, index: int, peer: int, memory: Memory) -> None:
-        """See :class:`Courier`."""
-        self._recvs[index, peer] = memory
-
-    def send(self, index: int, peer: int, memory: Memory, logical: int) -> None:
-        """See :class:`Courier`."""
-        self._sends[peer] = memory
-        self._logical[peer] = logical
+        self._posts.append(post)
 
     def arrival(self, index: int) -> Pending:
         """See :class:`Courier`."""
-        recvs = {peer: memory for (hop, peer), memory in self._recvs.items() if hop == index}
+        memories = self._memories
         self._channel.exchange(
             self._plan.counted_as,
-            self._sends,
-            recvs,
-            self._logical,
+            {post.peer: memories.at(post.region) for post in self._posts},
+            {post.peer: memories.at(post.region) for post in self._mail.receives[index]},
+            {post.peer: post.logical for post in self._posts},
             tag=tag_of(self._number, index),
             first=self._number == 0,
         )
-        self._sends, self._logical = {}, {}
+        self._posts = []
         return DONE
 
-    def inbox(self, index: int, peer: int) -> Memory | None:
-        """See :class:`Courier`."""
-        return None
-
-    def release(self, index: int, peer: int) -> None:
+    def release(self, index: int) -> None:
         """See :class:`Courier`."""
 
     def sent(self) -> Pending:
@@ -217,112 +263,69 @@ class Direct:
 class Posted:
     """Messages posted ahead and polled; windows inside the node. For host memory."""
 
-    def __init__(self, channel: Channel, plan: Plan, number: int, written: Written) -> None:
+    def __init__(
+        self, channel: Channel, number: int, num_slots: int, memories: Memories, mail: Mail
+    ) -> None:
         self._channel = channel
         self._transport = channel.transport
-        self._windows = channel.transport.windows
-        self._plan = plan
         self._number = number
-        self._num_slots = in_flight(plan)
-        self._slot = number % self._num_slots
-        self._written = written
-        self._own = self._transport.rank
-        self._levels = channel.distances
-        self._boxes = self._regions(channel.rank) if channel.near else {}
-        self._messages: dict[int, list[Pending]] = {}
-        self._inboxes: dict[int, Inboxes] = {}
+        self._windows = channel.transport.windows
+        self._num_slots = num_slots
+        self._slot = number % num_slots
+        self._memories = memories
+        self._mail = mail
+        self._arrivals: list[Pending] = []
+        self._inboxes: list[Inboxes | None] = []
         self._sending: list[Pending] = []
-        self._counted: set[tuple[int, int]] = set()
 
     def open(self) -> Pending:
         """See :class:`Courier`."""
-        if not self._boxes or self._windows is None:
+        windows = self._windows
+        if windows is None or not self._mail.ways.slot:
             return DONE
-        return FreeSlot(self._windows, self._slot, self._num_slots)
+        return FreeSlot(windows, self._slot, self._num_slots)
 
-    def outbox(self, index: int, peer: int) -> Memory | None:
+    def expect(self) -> None:
         """See :class:`Courier`."""
-        span = self._boxes.get((index, peer))
-        if span is None or self._windows is None:
-            return None
-        return self._windows.slot(self._own, self._slot, self._num_slots)[span]
+        ranks, windows = self._channel.ranks, self._windows
+        for index, posts in enumerate(self._mail.receives):
+            recvs = {ranks[p.peer]: self._host(p.region) for p in posts if p.sent}
+            owners = [ranks[p.peer] for p in posts if p.shared and p.region.nbytes]
+            arrival = self._transport.receive(recvs, tag_of(self._number, index)) if recvs else DONE
+            inboxes = None
+            if owners:
+                assert windows is not None
+                inboxes = Inboxes(windows, self._slot, owners)
+                arrival = All((arrival, inboxes)) if recvs else inboxes
+            self._arrivals.append(arrival)
+            self._inboxes.append(inboxes)
 
-    def slot(self) -> Memory | None:
+    def send(self, index: int, post: Post) -> None:
         """See :class:`Courier`."""
-        if not self._boxes or self._windows is None:
-            return None
-        return self._windows.slot(self._own, self._slot, self._num_slots)
-
-    def expect(self, index: int, peer: int, memory: Memory) -> None:
-        """See :class:`Courier`."""
-        assert not isinstance(memory, DeviceMemory)
-        if memory.size:
-            recvs = {self._channel.ranks[peer]: memory}
-            posted = self._transport.receive(recvs, tag_of(self._number, index))
-            self._messages.setdefault(index, []).append(posted)
-
-    def send(self, index: int, peer: int, memory: Memory, logical: int) -> None:
-        """See :class:`Courier`."""
-        assert not isinstance(memory, DeviceMemory)
         self._channel.gate.settle()
-        self._count(index, peer, memory.size, logical)
-        if not memory.size:
-            return
-        rank = self._channel.ranks[peer]
-        if (index, peer) in self._boxes and self._windows is not None:
+        rank = self._channel.ranks[post.peer]
+        if post.sent:
+            message = {rank: self._host(post.region)}
+            self._sending.append(self._transport.send(message, tag_of(self._number, index)))
+        elif post.region.nbytes:
+            assert self._windows is not None
             self._windows.publish(self._slot, rank)
-        else:
-            tag = tag_of(self._number, index)
-            self._sending.append(self._transport.send({rank: memory}, tag))
 
     def arrival(self, index: int) -> Pending:
         """See :class:`Courier`."""
-        parts = self._messages.get(index, [])
-        return All([*parts, self._inboxes[index]] if index in self._inboxes else parts)
+        return self._arrivals[index]
 
-    def inbox(self, index: int, peer: int) -> Memory | None:
+    def release(self, index: int) -> None:
         """See :class:`Courier`."""
-        windows = self._windows
-        if windows is None or peer not in self._channel.near:
-            return None
-        span = self._regions(peer).get((index, self._channel.rank))
-        if span is None:
-            return None
-        rank = self._channel.ranks[peer]
-        if span.stop > span.start:
-            if index not in self._inboxes:
-                self._inboxes[index] = Inboxes(windows, self._slot)
-            self._inboxes[index].owners.add(rank)
-        return windows.slot(rank, self._slot, self._num_slots)[span]
-
-    def release(self, index: int, peer: int) -> None:
-        """See :class:`Courier`."""
-        rank = self._channel.ranks[peer]
-        if index in self._inboxes and rank in self._inboxes[index].owners:
-            inboxes = self._inboxes[index]
-            inboxes.owners.remove(rank)
-            inboxes.windows.release(rank, self._slot)
+        inboxes = self._inboxes[index]
+        if inboxes is not None:
+            inboxes.release()
 
     def sent(self) -> Pending:
         """See :class:`Courier`."""
         return All(self._sending)
 
-    def _regions(self, sender: int) -> Regions:
-        """Return where the messages of a rank of this node lie in its slot."""
-        found = self._plan.regions.get(sender)
-        if found is None:
-            near = (self._channel.near | {self._channel.rank}) - {sender}
-            regions, nbytes = self._written(self._plan, sender, near)
-            found = self._plan.regions[sender] = (
-                regions if nbytes <= slot_nbytes(self._plan) else {}
-            )
-        return found
-
-    def _count(self, index: int, peer: int, wire: int, logical: int) -> None:
-        channel, level = self._channel, self._levels[peer]
-        calls = 0
-        if self._number == 0 and (index, level) not in self._counted:
-            self._counted.add((index, level))
-            calls = 1
-        name = self._plan.counted_as
-        channel.traffic.record(name, level, calls=calls, logical=logical, wire=wire)
+    def _host(self, region: Region) -> HostMemory:
+        memory = self._memories.at(region)
+        assert not isinstance(memory, DeviceMemory)
+        return memory

@@ -1,7 +1,8 @@
 """Several pieces of one operation at a time, so that encoding, hops and decoding overlap.
 
-A collective is written for one piece, as a generator: it yields what it waits for. Here the
-generators of all pieces run, in one thread, without a task of the operating system for any.
+A collective writes one *script* for each piece, once for a plan: which jobs the kernels do, which
+messages travel. Its steps are a generator, which yields what it waits for. Here the generators of
+all pieces run, in one thread, without a task of the operating system for any.
 """
 
 from __future__ import annotations
@@ -10,20 +11,30 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 from zcomm import environment
-from zcomm.arrays import DeviceMemory, Memory
+from zcomm.arrays import DeviceMemory, HostMemory, View
+from zcomm.codecs.backend import kernels
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.courier import Courier, Direct, Posted, Written
+from zcomm.collectives.courier import Courier, Direct, Mail, Posted, Ways, Written
+from zcomm.collectives.memories import Bind, Memories, Numbers
 from zcomm.collectives.wire import host_kernels
 from zcomm.pieces import Piece, in_flight, logical_nbytes
 from zcomm.plan import Plan
+from zcomm.seeds import Draws
+from zcomm.traffic import Counter, Tally
 from zcomm.transports.base import Pending
 
 SMALL_NBYTES = 64 * 1024
 """Up to this size an operation of one piece waits in plain exchanges: fewer calls."""
+
+SPINS = 0
+"""Rounds in which nothing has moved, with the core given away after each, before the first sleep,
+which takes 50 microseconds at least."""
 
 FIRST_SLEEP = 10e-6
 LONGEST_SLEEP = 100e-6
@@ -31,120 +42,271 @@ BESIDE_SLEEP = 300e-6
 """The longest sleep in the worker thread, where every wake-up takes the core from computing."""
 
 Steps = Generator[Pending, None, None]
-Start = Callable[[Piece, Courier], Steps]
 
 
-def run(channel: Channel, plan: Plan, like: Memory, start: Start, written: Written) -> None:
-    """Run a collective: ``start`` makes the generator of a piece; arrays lie as ``like`` does.
+class Script(Protocol):
+    """What one rank does for a piece, worked out once: it holds for any arrays of some dtypes."""
 
-    1. Start the next piece, unless enough are under way: it posts its receives.
-    2. Go through them, the oldest first, and resume all whose messages have arrived. A piece that
-       encodes first ends the round, so that older ones are looked at again before the next.
-    3. After a round in which something moved give the core away once; otherwise sleep, longer each
-       time. After ``ZCOMM_TIMEOUT`` seconds in which nothing moves, say who is late.
+    mail: Mail
+    scratch_nbytes: int
 
-    Device memory goes piece by piece through exchanges, over NCCL the whole as one.
+    def steps(self, channel: Channel, courier: Courier, memories: Memories, draws: Draws) -> Steps:
+        """Run the piece."""
+
+
+Write = Callable[[Piece, Ways, bool], Script]
+"""Writes the script of a piece, given the ways of its messages, and whether as few launches as
+possible matter more than an early start."""
+
+
+class Prepared:
+    """A collective over one plan, for arrays of some dtypes: all that does not depend on the call.
+
+    Which kernels work in host memory is decided here, once.
     """
-    if isinstance(like, DeviceMemory):
-        whole = channel.transport.device is not None
-        for number, piece in enumerate(plan.whole if whole else plan.pieces):
-            _drain(start(piece, Direct(channel, piece.plan, number)))
-        return
-    with host_kernels():
-        _run_on_host(channel, plan, start, written)
 
+    def __init__(self, channel: Channel, plan: Plan, write: Write, written: Written) -> None:
+        self._channel = channel
+        self._plan = plan
+        self._write = write
+        self._written = written
+        chosen = kernels()
+        self._bind: Bind | None = getattr(chosen, "bind", None)
+        self._most = in_flight(plan)
 
-def _run_on_host(channel: Channel, plan: Plan, start: Start, written: Written) -> None:
-    pieces = plan.pieces
-    if len(pieces) == 1 and logical_nbytes(plan) <= SMALL_NBYTES:
-        _drain(start(pieces[0], Direct(channel, pieces[0].plan, 0)))
-        return
-    flights: deque[_Flight] = deque()
-    try:
-        _schedule(channel, plan, start, written, flights)
-    except BaseException:
-        for flight in flights:
-            flight.steps.close()
-        channel.transport.cancel()
-        raise
+    def run(self, views: Sequence[View], draws: Draws) -> None:
+        """Run it on the caller's arrays.
 
+        1. Start the next piece, unless enough are under way: it posts its receives.
+        2. Go through them, the oldest first, and resume all whose messages have arrived. A piece
+           that encodes first ends the round, so that older ones are looked at again before the
+           next.
+        3. After a round in which something moved give the core away once; otherwise sleep, longer
+           each time. After ``ZCOMM_TIMEOUT`` seconds in which nothing moves, say who is late.
 
-def _drain(steps: Steps) -> None:
-    for pending in steps:
-        assert pending.done()
+        Device memory goes piece by piece through exchanges, over NCCL the whole as one.
+        """
+        if isinstance(views[0].memory, DeviceMemory):
+            whole = self._channel.transport.device is not None
+            scripts = self._whole if whole else self._exchanged
+            self._exchange(scripts, Memories.of_call(views, None), draws)
+            return
+        memories = Memories.of_call(views, self._bind)
+        if self._small:
+            self._exchange(self._exchanged, memories, draws)
+        elif self._bind is not None:
+            self._pipeline(memories, draws)
+        else:
+            with host_kernels():
+                self._pipeline(memories, draws)
+
+    def _pipeline(self, memories: Memories, draws: Draws) -> None:
+        loop = _Loop(
+            self._channel, self._plan, self._posted, memories, draws, self._most, self._bind
+        )
+        try:
+            loop.run()
+        except BaseException:
+            loop.give_up()
+            raise
+        self._tally.calls += 1
+
+    def _exchange(
+        self, scripts: Sequence[tuple[Piece, Script]], memories: Memories, draws: Draws
+    ) -> None:
+        """Run piece after piece, hop after hop."""
+        channel = self._channel
+        for number, (piece, script) in enumerate(scripts):
+            scratch = channel.pool.take(script.scratch_nbytes, memories.like)
+            own = memories.of_piece([scratch[:0], scratch], self._bind)
+            courier = Direct(channel, piece.plan, number, own, script.mail)
+            for pending in script.steps(channel, courier, own, draws):
+                assert pending.done()
+            channel.pool.give(scratch)
+
+    @cached_property
+    def _small(self) -> bool:
+        plan = self._plan
+        return len(plan.pieces) == 1 and logical_nbytes(plan) <= SMALL_NBYTES
+
+    @cached_property
+    def _posted(self) -> list[Script]:
+        return [script for _, script in self._scripts(self._plan.pieces, self._channel)]
+
+    @cached_property
+    def _exchanged(self) -> list[tuple[Piece, Script]]:
+        return self._scripts(self._plan.pieces, None)
+
+    @cached_property
+    def _whole(self) -> list[tuple[Piece, Script]]:
+        return self._scripts(self._plan.whole, None)
+
+    def _scripts(
+        self, pieces: Sequence[Piece], windows: Channel | None
+    ) -> list[tuple[Piece, Script]]:
+        """Write the scripts of pieces; without ``windows`` every message is sent."""
+        made, numbers = [], Numbers(2 * len(self._plan.layouts))
+        for piece in pieces:
+            ways = Ways(windows, piece.plan, self._written, numbers)
+            made.append((piece, self._write(piece, ways, windows is None)))
+        return made
+
+    @cached_property
+    def _tally(self) -> Tally:
+        """The tally of what calls send in pieces."""
+        plan, me = self._plan, self._channel.rank
+        counters: dict[tuple[str, int], list[int]] = {}
+        for index in range(len(plan.hops)):
+            for level in {message.level for message in plan.messages(index, me)}:
+                counters.setdefault((plan.counted_as, level), [0, 0, 0])[0] += 1
+            for piece in plan.pieces:
+                for message in piece.plan.messages(index, me):
+                    counter = counters[plan.counted_as, message.level]
+                    counter[1] += message.logical_nbytes
+                    counter[2] += message.wire_nbytes
+        sums = {key: Counter(*values) for key, values in counters.items()}
+        return self._channel.traffic.tally(sums)
 
 
 @dataclass
 class _Flight:
-    """A piece under way."""
+    """A piece under way; ``stage`` is the number of waits behind it."""
 
     steps: Steps
+    scratch: HostMemory
     pending: Pending | None = None
-    fresh: bool = True
+    stage: int = 0
 
     def begin(self) -> None:
         """Post the receives, where that is possible at once."""
         self.pending = next(self.steps, None)
         if self.pending is not None and self.pending.done():
-            self.pending = next(self.steps, None)
+            self.resume()
 
     def resume(self) -> None:
         """Go on to the next wait."""
-        self.fresh = False
+        self.stage += 1
         self.pending = next(self.steps, None)
 
 
-def _schedule(
-    channel: Channel, plan: Plan, start: Start, written: Written, flights: deque[_Flight]
-) -> None:
-    pieces = plan.pieces
-    if channel.gate.waiting is not None:
-        os.sched_yield()  # ranks that share this core begin their handshake before this one encodes
-    number, most, idle = 0, in_flight(plan), _Idle(channel, plan)
-    while flights or number < len(pieces):
-        begun = number < len(pieces) and len(flights) < most
-        if begun:
-            courier = Posted(channel, pieces[number].plan, number, written)
-            flights.append(_Flight(start(pieces[number], courier)))
-            flights[-1].begin()
-            number += 1
-        channel.transport.poll()
-        if _round(flights) or begun:
-            idle.reset()
-        else:
-            idle.rest(flights[0].pending)
-        while flights and flights[0].pending is None:
-            flights.popleft()
+FRESH = 1
+"""The stage of a piece that has posted its receives and not encoded."""
 
 
-def _round(flights: deque[_Flight]) -> bool:
-    """Resume what can be resumed; tell whether anything was."""
-    moved = False
-    for flight in flights:
-        fresh = flight.fresh
-        while flight.pending is not None and flight.pending.done():
-            flight.resume()
-            moved = True
-        if fresh and not flight.fresh:
-            break
-    return moved
+class _Loop:
+    """The pieces of one call under way, see :meth:`Prepared.run`."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        plan: Plan,
+        scripts: Sequence[Script],
+        memories: Memories,
+        draws: Draws,
+        most: int,
+        bind: Bind | None,
+    ) -> None:
+        self._channel = channel
+        self._plan = plan
+        self._windows = channel.transport.windows
+        self._bind = bind
+        self._scripts = scripts
+        self._memories = memories
+        self._draws = draws
+        self._most = most
+        self._flights: deque[_Flight] = deque()
+        self._number = 0
+
+    def run(self) -> None:
+        """Run all pieces."""
+        channel, flights, idle = self._channel, self._flights, _Idle(self._channel, self._plan)
+        while flights or self._number < len(self._scripts):
+            begun = self._begin()
+            channel.transport.poll()
+            if self._round() or begun:
+                idle.reset()
+            else:
+                idle.rest(flights[0].pending)
+            while flights and flights[0].pending is None:
+                channel.pool.give(flights.popleft().scratch)
+
+    def give_up(self) -> None:
+        """Leave all that is under way; memory that a message may still reach is not used again."""
+        for flight in self._flights:
+            flight.steps.close()
+        self._channel.transport.cancel()
+
+    def _begin(self) -> bool:
+        """Start the next piece, unless enough are under way; tell whether it was started."""
+        if self._number == len(self._scripts) or len(self._flights) == self._most:
+            return False
+        channel, number, script = self._channel, self._number, self._scripts[self._number]
+        scratch = channel.pool.take(script.scratch_nbytes, self._memories.like)
+        assert not isinstance(scratch, DeviceMemory)
+        memories = self._memories.of_piece(self._own(script, scratch), self._bind)
+        courier = Posted(channel, number, self._most, memories, script.mail)
+        steps = script.steps(channel, courier, memories, self._draws)
+        self._flights.append(_Flight(steps, scratch))
+        self._flights[-1].begin()
+        self._number += 1
+        return True
+
+    def _own(self, script: Script, scratch: HostMemory) -> list[HostMemory]:
+        """Return the slot of this rank, scratch memory, and the slots of near peers."""
+        channel, windows, most = self._channel, self._windows, self._most
+        if windows is None:
+            return [scratch[:0], scratch]
+        slot = self._number % most
+        peers = script.mail.ways.peers
+        return [
+            windows.slot(channel.transport.rank, slot, most),
+            scratch,
+            *(windows.slot(channel.ranks[peer], slot, most) for peer in peers),
+        ]
+
+    def _round(self) -> bool:
+        """Resume what can be resumed; tell whether anything was.
+
+        Messages of one hop arrive in the order of the pieces: one that is not there yet holds back
+        the younger ones.
+        """
+        moved = False
+        waiting = 0
+        for flight in self._flights:
+            fresh = flight.stage == FRESH
+            while flight.pending is not None and not waiting >> flight.stage & 1:
+                if not flight.pending.done():
+                    waiting |= 1 << flight.stage
+                    break
+                flight.resume()
+                moved = True
+            if fresh and flight.stage > FRESH:
+                break
+        return moved
 
 
 class _Idle:
     """Gives the core away, and notices when nothing has happened for too long."""
 
     def __init__(self, channel: Channel, plan: Plan) -> None:
-        beside = threading.current_thread() is not threading.main_thread()
-        self._longest = BESIDE_SLEEP if beside else LONGEST_SLEEP
         self._channel = channel
         self._doing = plan.counted_as
-        self._timeout = environment.seconds("ZCOMM_TIMEOUT")
         self._sleep = FIRST_SLEEP
+        self._spins = 0
         self._since: float | None = None
+
+    @cached_property
+    def _longest(self) -> float:
+        beside = threading.current_thread() is not threading.main_thread()
+        return BESIDE_SLEEP if beside else LONGEST_SLEEP
+
+    @cached_property
+    def _timeout(self) -> float:
+        return environment.seconds("ZCOMM_TIMEOUT")
 
     def reset(self) -> None:
         """Something has moved."""
-        self._sleep, self._since = FIRST_SLEEP, None
+        self._sleep, self._spins, self._since = FIRST_SLEEP, 0, None
         os.sched_yield()
 
     def rest(self, pending: Pending | None) -> None:
@@ -155,7 +317,11 @@ class _Idle:
         """
         if pending is None:
             return
+        self._spins += 1
         with self._channel.clock.measure("comm"):
+            if self._spins <= SPINS:
+                os.sched_yield()
+                return
             pending.wait(self._sleep)
         self._sleep = min(self._sleep * 1.5, self._longest)
         now = time.monotonic()

@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from topology import Topology
-from zcomm.arrays import DeviceMemory, Memory, View
-from zcomm.collectives import pipeline
+from zcomm.arrays import ITEMSIZE, View
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.courier import DONE, LINE_NBYTES, Courier, Regions
-from zcomm.collectives.pipeline import Steps
-from zcomm.collectives.wire import (
-    Packing,
-    Place,
-    Recoding,
-    Reduction,
-    pack,
-    pack_all,
-    reduce,
-    reduce_pack,
-    reduce_pack_all,
-)
-from zcomm.device import scratch
+from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
+from zcomm.collectives.jobs import Jobs, Pack, Recode, Reduce
+from zcomm.collectives.memories import LINE_NBYTES, Layer, Memories, Region, Run
+from zcomm.collectives.pipeline import Prepared, Steps
+from zcomm.collectives.wire import Reduction
 from zcomm.layout import Indices, Segment
 from zcomm.pieces import Piece
 from zcomm.plan import Plan, WireFormat
 from zcomm.seeds import Draws
 
-Chunks = dict[int, list[Memory]]
+Chunks = dict[int, tuple[Region, ...]]
 """For every shard on its way: its wire chunks from the peers of the last hop, ascending."""
 
 
@@ -56,14 +45,26 @@ def reduce_scatter(
     locally, nested as the levels are, so that it gives the bits of the hierarchical one. qgZ:
     ZeRO++ (arXiv 2306.10209, section 4.3).
     """
-    if not plan.layouts:
-        return
+    if plan.layouts:
+        views = (*fulls, *shards)
+        dtypes = tuple(view.dtype for view in views)
+        prepare(channel, plan, dtypes, reduction).run(views, draws)
 
-    def start(piece: Piece, courier: Courier) -> Steps:
-        parts = piece.of(fulls), piece.of_shard(shards, channel.rank)
-        return _Run(channel, piece.plan, courier, *parts, reduction, draws).steps()
 
-    pipeline.run(channel, plan, fulls[0].memory, start, regions)
+def prepare(
+    channel: Channel, plan: Plan, dtypes: tuple[str, ...], reduction: Reduction
+) -> Prepared:
+    """Return the reduce_scatter of arrays of these dtypes, the full ones' before the shards'."""
+
+    def make(plan: Plan, me: int) -> Prepared:
+        def write(piece: Piece, ways: Ways, batch: bool) -> _Script:
+            return _Script(me, piece, ways, dtypes, reduction, batch)
+
+        return Prepared(channel, plan, write, regions)
+
+    key = "reduce_scatter of", dtypes, reduction
+    prepared: Prepared = plan.memo(key, channel.rank, make)
+    return prepared
 
 
 def regions(plan: Plan, sender: int, near: frozenset[int]) -> tuple[Regions, int]:
@@ -141,221 +142,153 @@ def _post(plan: Plan, index: int, me: int, peer: int) -> _Post:
     return _Post(peer, plan.message_nbytes(hop, me, peer), logical, run, tuple(writes))
 
 
-class _Run:
-    """One piece of a reduce_scatter under way.
+class _Turn(NamedTuple):
+    """What a rank does in one hop: messages to others first, then the own."""
 
-    ``incoming[hop]`` is where the messages of a hop are read, by peer; ``scratch[hop]`` the pool's
-    memory among it; ``leaving`` that of messages on their way out.
+    outgoing: Jobs
+    sends: tuple[Post, ...]
+    own: Jobs
+
+
+class _Script:
+    """One piece of a reduce_scatter, as one rank runs it, whatever its arrays.
+
+    ``dtypes`` are those of all arrays, the full ones first. ``batch``: all messages of a hop are
+    encoded at once.
     """
 
     def __init__(
         self,
-        channel: Channel,
-        plan: Plan,
-        courier: Courier,
-        fulls: Sequence[View],
-        shards: Sequence[View],
+        me: int,
+        piece: Piece,
+        ways: Ways,
+        dtypes: Sequence[str],
         reduction: Reduction,
-        draws: Draws,
+        batch: bool,
     ) -> None:
-        self._channel = channel
-        self._plan = plan
-        self._courier = courier
-        self._fulls = fulls
-        self._shards = shards
+        self._me = me
+        self._piece = piece
+        self._plan = piece.plan
+        self._ways = ways
+        self._dtypes = dtypes
         self._reduction = reduction
-        self._draws = draws
-        self._hops: list[_Hop] = plan.memo("reduce_scatter", channel.rank, _hops)
-        self._incoming: list[dict[int, Memory]] = []
-        self._scratch: list[list[Memory]] = []
-        self._leaving: list[Memory] = []
-
-    def steps(self) -> Steps:
-        """Run the piece, see :func:`reduce_scatter`."""
-        if not self._hops:
-            self._finish([self._alone()])
-            return
-        courier, last = self._courier, len(self._hops) - 1
-        yield courier.open()
-        self._expect()
-        yield DONE
+        self._layer = Layer(ways.numbers.scratch)
+        hops: list[_Hop] = self._plan.memo("reduce_scatter", me, _hops)
+        incoming = [self._expect(index, hop) for index, hop in enumerate(hops)]
+        self.mail = Mail(ways, tuple(tuple(posts.values()) for posts in incoming))
+        self._turns: list[_Turn] = []
         chunks: Chunks = {}
-        for index, hop in enumerate(self._hops):
-            self._incoming[index][self._channel.rank] = self._send(index, hop, chunks)
-            self._release(index - 1)
+        for index, hop in enumerate(hops):
+            turn, own = self._turn(index, hop, chunks, batch)
+            self._turns.append(turn)
+            regions = {peer: post.region for peer, post in incoming[index].items()} | {me: own}
+            chunks = {
+                shard: tuple(regions[peer].part(span) for peer in hop.peers)
+                for shard, span in hop.cuts
+            }
+        alone = [] if hops else [*self._alone(chunks)]
+        self._finish = Jobs([*alone, *self._reduces(chunks[me])], reduction)
+        self.scratch_nbytes = self._layer.nbytes
+
+    def steps(self, channel: Channel, courier: Courier, memories: Memories, draws: Draws) -> Steps:
+        """Run the piece, see :func:`reduce_scatter`."""
+        measure, last = channel.clock.measure, len(self._turns) - 1
+        yield courier.open()
+        courier.expect()
+        yield DONE
+        for index, turn in enumerate(self._turns):
+            with measure("encode"):
+                turn.outgoing.run(memories, draws)
+            for post in turn.sends:
+                courier.send(index, post)
+            with measure("encode"):
+                turn.own.run(memories, draws)
+            if index:
+                courier.release(index - 1)
             yield courier.arrival(index)
-            self._left()
-            messages = [self._incoming[index][peer] for peer in hop.peers]
-            chunks = {shard: [message[span] for message in messages] for shard, span in hop.cuts}
-        with self._channel.clock.measure("decode"):
-            self._finish(chunks[self._channel.rank])
-        self._release(last)
+        with measure("decode"):
+            self._finish.run(memories, draws)
+        if last >= 0:
+            courier.release(last)
         yield courier.sent()
-        self._left()
 
-    def _expect(self) -> None:
-        """Post the receives of all hops."""
-        courier, me = self._courier, self._channel.rank
-        for index, hop in enumerate(self._hops):
-            found: dict[int, Memory] = {}
-            scratch: list[Memory] = []
-            for peer in hop.peers:
-                if peer == me:
-                    continue
-                inbox = courier.inbox(index, peer)
-                if inbox is None:
-                    inbox = self._take(hop.nbytes, scratch)
-                    courier.expect(index, peer, inbox)
-                found[peer] = inbox
-            self._incoming.append(found)
-            self._scratch.append(scratch)
+    def _expect(self, index: int, hop: _Hop) -> dict[int, Post]:
+        """Return where to read the messages of a hop, by peer."""
+        found = {}
+        for peer in hop.peers:
+            if peer != self._me:
+                inbox = self._ways.inbox(index, peer, self._me)
+                region = inbox or self._layer.take(hop.nbytes)
+                found[peer] = Post(peer, region, inbox is not None)
+        return found
 
-    def _send(self, index: int, hop: _Hop, chunks: Chunks) -> Memory:
-        """Encode and send the messages of a hop; return the own one."""
-        if isinstance(self._fulls[0].memory, DeviceMemory):
-            return self._send_at_once(index, hop, chunks)
+    def _turn(self, index: int, hop: _Hop, chunks: Chunks, batch: bool) -> tuple[_Turn, Region]:
+        """Work out what is written and sent in a hop; return it, and where the own message is."""
+        others: list[Pack | Recode] = []
+        mine: list[Pack | Recode] = []
+        sends = []
         own = None
         for post in hop.posts:
-            message = self._memory(index, post)
-            if message is None:
-                message = self._plain(post)
+            region, shared, written = self._message(index, post)
+            jobs = self._writes(index, post, region, chunks) if written else ()
+            if post.peer == self._me:
+                own = region
+                mine.extend(jobs)
             else:
-                with self._channel.clock.measure("encode"):
-                    self._encode(index, [(post, message)], chunks)
-            if post.peer == self._channel.rank:
-                own = message
-            else:
-                self._courier.send(index, post.peer, message, post.logical)
+                others.extend(jobs)
+                sends.append(Post(post.peer, region, shared, post.logical))
         assert own is not None
-        return own
+        first, second = ([*others, *mine], []) if batch else (others, mine)
+        turn = _Turn(Jobs(first, self._reduction), tuple(sends), Jobs(second, self._reduction))
+        return turn, own
 
-    def _send_at_once(self, index: int, hop: _Hop, chunks: Chunks) -> Memory:
-        """Encode all messages of a hop with as few launches as possible, then send them."""
-        pairs = [(post, self._memory(index, post)) for post in hop.posts]
-        with self._channel.clock.measure("encode"):
-            encoded = [(post, message) for post, message in pairs if message is not None]
-            self._encode(index, encoded, chunks)
-        messages = {p.peer: self._plain(p) if message is None else message for p, message in pairs}
-        for post in hop.posts:
-            if post.peer != self._channel.rank:
-                self._courier.send(index, post.peer, messages[post.peer], post.logical)
-        return messages[self._channel.rank]
-
-    def _memory(self, index: int, post: _Post) -> Memory | None:
-        """Return where to write a message, None where it can stay in the caller's memory."""
-        if post.peer != self._channel.rank:
-            box = self._courier.outbox(index, post.peer)
-            if box is not None:
-                return box
+    def _message(self, index: int, post: _Post) -> tuple[Region, bool, bool]:
+        """Return where a message lies, whether the peer reads it there, and whether to write it."""
+        outbox = None if post.peer == self._me else self._ways.outbox(index, post.peer)
+        if outbox is not None:
+            return outbox, True, True
         if post.run is not None:
-            return None
-        own = post.peer == self._channel.rank
-        return self._take(post.nbytes, self._scratch[index] if own else self._leaving)
+            array = self._piece.items[0]
+            size = ITEMSIZE[self._dtypes[array]]
+            start, stop = post.run.start * size, (post.run.start + post.run.numel) * size
+            return Region(array, start, stop), False, False
+        return self._layer.take(post.nbytes), False, True
 
-    def _plain(self, post: _Post) -> Memory:
-        assert post.run is not None
-        return self._fulls[0].elements(post.run.start, post.run.numel)
-
-    def _encode(self, index: int, messages: Sequence[tuple[_Post, Memory]], chunks: Chunks) -> None:
-        if index == 0:
-            pack_all(self._packings(messages))
-        else:
-            reduce_pack_all(self._recodings(index, messages, chunks), self._reduction)
-
-    def _packings(self, messages: Sequence[tuple[_Post, Memory]]) -> Iterator[Packing]:
-        for post, message in messages:
-            for write in post.writes:
-                source = Place(self._fulls[write.position], *write.source)
-                seed = self._draws.of(write.wire.codec, 0, write.shard, write.position)
-                yield Packing(write.wire, source, message[write.span], seed)
-
-    def _recodings(
-        self, index: int, messages: Sequence[tuple[_Post, Memory]], chunks: Chunks
-    ) -> Iterator[Recoding]:
-        for post, message in messages:
-            for write in post.writes:
-                assert write.before is not None
+    def _writes(
+        self, index: int, post: _Post, message: Region, chunks: Chunks
+    ) -> Iterator[Pack | Recode]:
+        for write in post.writes:
+            out, where = message.part(write.span), (index, write.shard, write.position)
+            if write.before is None:
+                array = self._piece.items[write.position]
+                run = Run(array, self._dtypes[array], *write.source)
+                yield Pack(write.wire, run, out, where)
+            else:
                 wire, span = write.before
-                parts = [chunk[span] for chunk in chunks[write.shard]]
-                seed = self._draws.of(write.wire.codec, index, write.shard, write.position)
-                out = message[write.span]
-                yield Recoding(wire, parts, write.wire, write.source[1], out, seed)
+                parts = tuple(chunk.part(span) for chunk in chunks[write.shard])
+                yield Recode(wire, parts, write.wire, write.source[1], out, where)
 
-    def _finish(self, chunks: Sequence[Memory]) -> None:
+    def _alone(self, chunks: Chunks) -> Iterator[Pack]:
+        """Write the only rank's shard as it is: no level has a hop, so no codec is passed."""
+        parts = self._plan.parts(self._plan.plain_hop, self._me)
+        message = self._layer.take(parts[-1].span.stop)
+        chunks[self._me] = (message,)
+        for position, part in enumerate(parts):
+            array = self._piece.items[position]
+            table = self._plan.layouts[position].table(self._me)
+            run = Run(array, self._dtypes[array], *table)
+            yield Pack(part.wire, run, message.part(part.span), ())
+
+    def _reduces(self, chunks: Sequence[Region]) -> Iterator[Reduce]:
         """Reduce the chunks of the last hop into the caller's shards."""
-        plan, me = self._plan, self._channel.rank
+        plan, me = self._plan, self._me
         hop = plan.hops[-1] if plan.hops else plan.plain_hop
         for position, part in enumerate(plan.parts(hop, me)):
-            parts = [chunk[part.span] for chunk in chunks]
-            place = Place(self._shards[position], *plan.layouts[position].table(me, compact=True))
-            if hop.level is None and part.wire.codec is None:
-                formats = part.wire, plan.partials[position]
-                nested_reduce(plan.nesting, formats, parts, place, self._reduction)
-            else:
-                reduce(part.wire, parts, place, self._reduction)
-
-    def _alone(self) -> Memory:
-        """Return the only rank's shard as it is: no level has a hop, so no codec is passed."""
-        me = self._channel.rank
-        parts = self._plan.parts(self._plan.plain_hop, me)
-        out = scratch(parts[-1].span.stop, self._fulls[0].memory)
-        for position, part in enumerate(parts):
-            source = Place(self._fulls[position], *self._plan.layouts[position].table(me))
-            pack(part.wire, source, out[part.span], seed=0)
-        return out
-
-    def _release(self, index: int) -> None:
-        """Give back the memory of a hop's chunks, which have been read."""
-        if index >= 0:
-            for peer in self._incoming[index]:
-                self._courier.release(index, peer)
-            self._channel.pool.give(*self._scratch[index])
-
-    def _left(self) -> None:
-        """Give back the memory of messages that have left."""
-        if self._leaving and self._courier.sent().done():
-            self._channel.pool.give(*self._leaving)
-            self._leaving = []
-
-    def _take(self, nbytes: int, keep: list[Memory]) -> Memory:
-        memory = self._channel.pool.take(nbytes, self._fulls[0].memory)
-        keep.append(memory)
-        return memory
-
-
-def nested_reduce(
-    nesting: Topology,
-    formats: tuple[WireFormat, WireFormat],
-    chunks: Sequence[Memory],
-    target: Place,
-    reduction: Reduction,
-) -> None:
-    """Reduce the plain chunks of all ranks as the levels nest.
-
-    Inside out, ascending, every partial sum rounded: ``formats`` are those of the chunks and of the
-    partial sums. This is the definition of an exact result; the hierarchical algorithm computes the
-    same, spread over the ranks.
-    """
-    wire, partial = formats
-    parts = list(enumerate(chunks))
-    for level in nesting.levels:
-        if len(level.groups) in (1, len(parts)):
-            continue
-        sums = []
-        for group in level.groups:
-            members = [part for first, part in parts if first in group]
-            sums.append((group[0], _partial(wire, members, partial, target.lengths, reduction)))
-        parts, wire = sums, partial
-    reduce(wire, [part for _, part in parts], target, reduction)
-
-
-def _partial(
-    wire: WireFormat,
-    parts: list[Memory],
-    partial: WireFormat,
-    lengths: Indices,
-    reduction: Reduction,
-) -> Memory:
-    out = scratch(partial.wire_nbytes(tuple(lengths.tolist())), parts[0])
-    reduce_pack(wire, parts, partial, lengths, reduction, out, seed=0)
-    return out
+            array = len(self._dtypes) // 2 + self._piece.items[position]
+            starts, lengths = plan.layouts[position].table(me, compact=True)
+            starts = starts + self._piece.firsts[me][position]
+            run = Run(array, self._dtypes[array], starts, lengths)
+            parts = tuple(chunk.part(part.span) for chunk in chunks)
+            flat = hop.level is None and part.wire.codec is None
+            nesting = plan.nesting if flat else None
+            yield Reduce(part.wire, parts, run, plan.partials[position], nesting)

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from zcomm.arrays import HostMemory, Memory, View
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.reduce_scatter import nested_reduce
-from zcomm.collectives.wire import Place, Reduction, pack, reduce, unpack
+from zcomm.collectives.wire import Place, Reduction, nested_reduce, pack, reduce, unpack
 from zcomm.device import DeviceMemory, from_host, on_host, scratch
 from zcomm.guard import PAYLOAD_NBYTES, Guard
 from zcomm.plan import AllReduce, Plan, WireFormat

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from topology import Topology
 from zcomm.arrays import HALF, ITEMSIZE, DeviceMemory, HostMemory, Memory, View
 from zcomm.codecs import Codec
 from zcomm.codecs.backend import Kernels, kernels
@@ -74,11 +75,11 @@ _chosen = _Chosen()
 
 
 @contextmanager
-def host_kernels() -> Iterator[None]:
+def host_kernels() -> Iterator[Kernels]:
     """Choose the kernels for host memory once for everything inside, not at every call."""
-    _chosen.kernels = kernels()
+    _chosen.kernels = chosen = kernels()
     try:
-        yield
+        yield chosen
     finally:
         _chosen.kernels = None
 
@@ -92,7 +93,7 @@ def _kernels_of(memory: Memory) -> Any:
 def pack(wire: WireFormat, source: Place, out: Memory, seed: int) -> None:
     """Write the wire chunk of ``source``; ``seed`` is that of a codec that rounds at random."""
     view = source.view
-    codec = _encoder(wire, view)
+    codec = encoder(wire, view.dtype)
     if codec is None:
         at = 0
         for run in _runs(source):
@@ -114,9 +115,13 @@ class Packing(NamedTuple):
 
 def pack_all(packings: Iterable[Packing]) -> None:
     """Write several wire chunks; on a device all those of one array are one launch."""
+    waiting = list(packings)
+    if len(waiting) == 1:
+        pack(*waiting[0])
+        return
     batches: dict[tuple[Codec, int], list[Packing]] = {}
-    for one in packings:
-        codec = _encoder(one.wire, one.source.view)
+    for one in waiting:
+        codec = encoder(one.wire, one.source.view.dtype)
         if codec is None or not isinstance(one.source.view.memory, DeviceMemory):
             pack(one.wire, one.source, one.out, one.seed)
         else:
@@ -130,7 +135,7 @@ def pack_all(packings: Iterable[Packing]) -> None:
 def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
     """Write the elements of a wire chunk to ``target``."""
     view = target.view
-    codec = _encoder(wire, view)
+    codec = encoder(wire, view.dtype)
     if codec is None:
         at = 0
         for run in _runs(target):
@@ -153,7 +158,7 @@ def unpack_all(unpackings: Iterable[Unpacking]) -> None:
     """Write the elements of several chunks; on a device all those of one array are one launch."""
     batches: dict[tuple[Codec, int], list[Unpacking]] = {}
     for one in unpackings:
-        codec = _encoder(one.wire, one.target.view)
+        codec = encoder(one.wire, one.target.view.dtype)
         if codec is None or not isinstance(one.chunk, DeviceMemory):
             unpack(one.wire, one.chunk, one.target)
         else:
@@ -226,9 +231,52 @@ def reduce_pack_all(recodings: Iterable[Recoding], reduction: Reduction) -> None
         _kernels_of(batch[0].out).decode_reduce_encode_batch(source, target, parts)
 
 
-def _encoder(wire: WireFormat, view: View) -> Codec | None:
-    """Return the codec between an array and its wire chunks, None where they are the same bytes."""
-    if wire.codec is None and view.dtype == wire.dtype:
+def nested_reduce(
+    nesting: Topology,
+    formats: tuple[WireFormat, WireFormat],
+    chunks: Sequence[Memory],
+    target: Place,
+    reduction: Reduction,
+) -> None:
+    """Reduce the plain chunks of all ranks as the levels nest.
+
+    Inside out, ascending, every partial sum rounded: ``formats`` are those of the chunks and of the
+    partial sums. This is the definition of an exact result; the hierarchical algorithm computes the
+    same, spread over the ranks.
+    """
+    wire, partial = formats
+    parts = list(enumerate(chunks))
+    for level in nesting.levels:
+        if len(level.groups) in (1, len(parts)):
+            continue
+        sums = []
+        for group in level.groups:
+            members = [part for first, part in parts if first in group]
+            sums.append((group[0], _partial(wire, members, partial, target.lengths, reduction)))
+        parts, wire = sums, partial
+    reduce(wire, [part for _, part in parts], target, reduction)
+
+
+def _partial(
+    wire: WireFormat,
+    parts: list[Memory],
+    partial: WireFormat,
+    lengths: Indices,
+    reduction: Reduction,
+) -> Memory:
+    out = scratch(partial.wire_nbytes(tuple(lengths.tolist())), parts[0])
+    reduce_pack(wire, parts, partial, lengths, reduction, out, seed=0)
+    return out
+
+
+def is_one_sum(nesting: Topology) -> bool:
+    """Tell whether no level of ``nesting`` has sums of its own: all chunks are one sum."""
+    return all(len(level.groups) in (1, nesting.size) for level in nesting.levels)
+
+
+def encoder(wire: WireFormat, dtype: str) -> Codec | None:
+    """Return the codec between elements and their chunks, None where they are the same bytes."""
+    if wire.codec is None and dtype == wire.dtype:
         return None
     return wire.codec or CARRIER[wire.dtype]
 

@@ -1,5 +1,5 @@
-// The Python module zcomm._native: the four kernels on uint8 arrays, the choice of loops, and
-// counters in shared memory.
+// The Python module zcomm._native: the four kernels on uint8 arrays, programs of them, the choice of
+// loops, and counters in shared memory.
 //
 // Every kernel returns a Status as an int and runs without the GIL.
 #include <nanobind/nanobind.h>
@@ -16,6 +16,7 @@
 
 #include "counters.h"
 #include "message.h"
+#include "program.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -185,6 +186,75 @@ int decode_reduce_encode(const Description& codec_in, const std::vector<Readable
                                        codec_of(codec_out), segments, output(out), seed);
 }
 
+using Numbered = nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using Where = std::tuple<i64, i64, i64>;  // a region: memory, start, stop
+
+// Jobs of kernels, run again and again on memories that are given as rows (address, bytes).
+class Program {
+public:
+    void copy(const Where& source, const Where& target) {
+        add(zcomm::Job::COPY, {}, {}, 0, {source}, target, {}, {}, 1);
+    }
+
+    void encode(const Description& codec, const Where& x, int dtype, const std::vector<i64>& starts,
+                const std::vector<i64>& lengths, const Where& out) {
+        add(zcomm::Job::ENCODE, codec, {}, dtype, {x}, out, starts, lengths, 1);
+    }
+
+    void decode(const Description& codec, const Where& wire, const std::vector<i64>& starts,
+                const std::vector<i64>& lengths, const Where& out, int dtype) {
+        add(zcomm::Job::DECODE, codec, {}, dtype, {wire}, out, starts, lengths, 1);
+    }
+
+    void decode_reduce(const Description& codec, const std::vector<Where>& wires,
+                       const std::vector<i64>& starts, const std::vector<i64>& lengths,
+                       const Where& out, int dtype, i64 divisor) {
+        add(zcomm::Job::DECODE_REDUCE, codec, {}, dtype, wires, out, starts, lengths, divisor);
+    }
+
+    void decode_reduce_encode(const Description& codec_in, const std::vector<Where>& wires,
+                              const Description& codec_out, const std::vector<i64>& lengths,
+                              const Where& out) {
+        std::vector<i64> starts(lengths.size(), 0);
+        add(zcomm::Job::DECODE_REDUCE_ENCODE, codec_in, codec_out, 0, wires, out, starts, lengths,
+            1);
+    }
+
+    int run(const Numbered& rows, const std::vector<uint64_t>& seeds) const {
+        std::vector<zcomm::Memory> memories(rows.shape(0));
+        for (size_t i = 0; i < memories.size(); ++i)
+            memories[i] = {reinterpret_cast<zcomm::u8*>(rows(i, 0)), i64(rows(i, 1))};
+        std::vector<zcomm::u64> own(seeds.begin(), seeds.end());
+        nb::gil_scoped_release release;
+        return zcomm::run(table(), jobs_, memories, own);
+    }
+
+private:
+    void add(zcomm::Job::Kind kind, const Description& codec, const Description& codec_out,
+             int dtype, const std::vector<Where>& inputs, const Where& output,
+             const std::vector<i64>& starts, const std::vector<i64>& lengths, i64 divisor) {
+        if (starts.size() != lengths.size()) throw nb::value_error("a length for every start");
+        zcomm::Job job{kind, codec_of(codec), codec_of(codec_out), Dtype(dtype), {},
+                       region(output), starts, lengths, divisor};
+        for (const Where& input : inputs) job.inputs.push_back(region(input));
+        jobs_.push_back(job);
+    }
+
+    static zcomm::Region region(const Where& where) {
+        return {std::get<0>(where), std::get<1>(where), std::get<2>(where)};
+    }
+
+    std::vector<zcomm::Job> jobs_;
+};
+
+// Writes where an array lies, and its bytes, to a row of what a program is run with.
+void bind(const nb::ndarray<int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>& rows,
+          size_t row, const Readable& array) {
+    if (row >= rows.shape(0)) throw nb::index_error("no such row");
+    rows(row, 0) = reinterpret_cast<int64_t>(array.data());
+    rows(row, 1) = int64_t(array.size());
+}
+
 uint64_t* counter(const Counters& counters, size_t index) {
     if (index >= counters.size()) throw nb::index_error("no such counter");
     return counters.data() + index;
@@ -214,6 +284,19 @@ NB_MODULE(_native, module) {
     module.def("decode_reduce_encode", &decode_reduce_encode, "codec_in"_a,
                "wires"_a.noconvert(), "codec_out"_a, "lengths"_a.noconvert(),
                "out"_a.noconvert(), "seed"_a);
+    nb::class_<Program>(module, "Program")
+        .def(nb::init<>())
+        .def("copy", &Program::copy, "source"_a, "target"_a)
+        .def("encode", &Program::encode, "codec"_a, "x"_a, "dtype"_a, "starts"_a, "lengths"_a,
+             "out"_a)
+        .def("decode", &Program::decode, "codec"_a, "wire"_a, "starts"_a, "lengths"_a, "out"_a,
+             "dtype"_a)
+        .def("decode_reduce", &Program::decode_reduce, "codec"_a, "wires"_a, "starts"_a,
+             "lengths"_a, "out"_a, "dtype"_a, "divisor"_a)
+        .def("decode_reduce_encode", &Program::decode_reduce_encode, "codec_in"_a, "wires"_a,
+             "codec_out"_a, "lengths"_a, "out"_a)
+        .def("run", &Program::run, "rows"_a.noconvert(), "seeds"_a);
+    module.def("bind", &bind, "rows"_a.noconvert(), "row"_a, "array"_a.noconvert());
     module.def("load_counter",
                [](const Counters& counters, size_t index) {
                    return zcomm::load_counter(counter(counters, index));

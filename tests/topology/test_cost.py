@@ -1,0 +1,107 @@
+"""The cost model against figures worked out by hand, and against a simulated pipeline."""
+
+import itertools
+import random
+
+import pytest
+
+from topology import cost
+from topology.cost import Hop, Link, Machine, Pieces, Sends, Speed, Work, seconds
+
+MACHINE = Machine(
+    links=(Link(1e-3, 1e6), Link(5e-3, 1e5)),
+    speeds={"none": Speed(1e6, 2e6), "int8": Speed(1e5, 2e5)},
+    call=0.5,
+    piece=0.25,
+)
+NOTHING = Machine(MACHINE.links, MACHINE.speeds, call=0.0, piece=0.0)
+
+
+def test_an_operation_without_hops_is_a_call():
+    assert seconds(MACHINE, []) == 0.5
+
+
+def test_one_piece_is_the_sum_of_all_it_passes():
+    hops = [
+        Hop((Work("int8", encoded=1e5),), (Sends(0, 2e6),)),
+        Hop((Work("int8", encoded=2e5, decoded=2e5),), (Sends(1, 3e5),)),
+        Hop((Work("int8", decoded=4e5),)),
+    ]
+    computed = 1e5 / 1e5 + (2e5 / 1e5 + 2e5 / 2e5) + 4e5 / 2e5
+    sent = (2e6 / 1e6 + 1e-3) + (3e5 / 1e5 + 5e-3)
+    expected = 0.5 + 2 * 0.25 + computed + sent
+    assert seconds(MACHINE, hops) == pytest.approx(expected)
+
+
+def test_levels_of_one_hop_are_crossed_at_the_same_time():
+    hops = [Hop((), (Sends(0, 1e6), Sends(1, 1e6)))]
+    assert seconds(NOTHING, hops) == pytest.approx(1e6 / 1e5 + 5e-3)
+
+
+def test_with_many_pieces_the_slowest_link_is_never_idle():
+    """Encode a tenth, then the link all the time, then decode the last tenth."""
+    hops = [Hop((Work("int8", encoded=1e5),), (Sends(1, 1e6),)), Hop((Work("int8", decoded=2e5),))]
+    ten = seconds(NOTHING, hops, Pieces(10, head=1.0, in_flight=10))
+    assert ten == pytest.approx(1.0 / 10 + 10.0 + 5e-3 + 1.0 / 10)
+
+
+def test_smaller_first_and_last_pieces_fill_and_drain_sooner():
+    hops = [Hop((Work("int8", encoded=1e5),), (Sends(1, 1e6),)), Hop((Work("int8", decoded=4e5),))]
+    # 10 pieces, the first and the last a quarter of the others: 8.5 parts.
+    ends = 0.25 / 8.5 * 1.0 + 0.25 / 8.5 * 2.0
+    assert seconds(NOTHING, hops, Pieces(10, 4.0, 10)) == pytest.approx(ends + 10.0 + 5e-3)
+    assert [Pieces(2, 4.0).first, Pieces(2, 4.0).last] == [0.2, 0.8]
+
+
+def test_where_the_processor_is_slowest_only_what_it_waits_for_is_added():
+    """It encodes and decodes all the time, but for the crossing of the first piece's message."""
+    hops = [Hop((Work("int8", encoded=1e6),), (Sends(0, 1e5),)), Hop((Work("int8", decoded=2e6),))]
+    assert seconds(NOTHING, hops, Pieces(10, 1.0, 10)) == pytest.approx(20.0)
+
+
+def test_pieces_cost_processor_time():
+    hops = [Hop((Work("int8", encoded=1e6),), (Sends(0, 1.0),))]
+    few, many = (seconds(MACHINE, hops, Pieces(n, 1.0, n)) for n in (10, 40))
+    assert many - few == pytest.approx(30 * 0.25, rel=0.01)
+
+
+def test_latency_is_hidden_by_pieces_under_way_and_by_no_more():
+    """64 small pieces, 4 at a time: 63 / 4 round trips, less cannot be."""
+    hops = [Hop((), (Sends(1, 64.0),))]
+    waves = seconds(NOTHING, hops, Pieces(64, 1.0, 4))
+    assert waves == pytest.approx(63 / 4 * (5e-3 + 1e-5))
+
+
+def simulated(times, pieces):
+    """Return the end of the last of equal pieces that pass stages of different resources."""
+    free = [0.0] * len(times)
+    for _ in range(pieces):
+        now = 0.0
+        for stage, time in enumerate(times):
+            now = free[stage] = max(now, free[stage]) + time / pieces
+    return free[-1]
+
+
+def test_a_chain_of_links_takes_as_long_as_simulated():
+    draw = random.Random(1)
+    for num_stages, pieces in itertools.product((1, 2, 3, 5), (2, 3, 16, 100)):
+        times = [draw.uniform(0.1, 2.0) for _ in range(num_stages)]
+        links = tuple(Link(0.0, 1.0 / time) for time in times)
+        machine = Machine(links, MACHINE.speeds, 0.0, 0.0)
+        hops = [Hop((), (Sends(level, 1.0),)) for level in range(num_stages)]
+        cut = Pieces(pieces, 1.0, in_flight=pieces)
+        assert seconds(machine, hops, cut) == pytest.approx(simulated(times, pieces), rel=1e-9)
+
+
+def test_a_codec_that_was_not_measured_is_as_slow_as_the_slowest():
+    hops = [Hop((Work("fp8_e4m3", encoded=1e5),))]
+    assert seconds(NOTHING, hops) == pytest.approx(1.0)
+
+
+def test_assumed_constants_share_a_link_among_the_ranks_of_a_node():
+    machine = cost.assumed([1, 4])
+    assert machine.links[1].bandwidth == cost.LINKS["ethernet 10gbit"].bandwidth / 4
+    assert machine.links[0] == cost.LINKS["shared memory"]
+    device = cost.assumed([1, 8], device=True)
+    assert device.links[1].bandwidth == pytest.approx(1.5e9)
+    assert device.links[0].bandwidth > 100 * machine.links[0].bandwidth / 4
