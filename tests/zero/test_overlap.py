@@ -211,7 +211,7 @@ def test_a_forward_that_only_one_rank_makes_inside_full_params_is_no_hint():
         assert issued == found[0][1]
 
 
-@pytest.mark.parametrize("event", ["step", "edit"])
+@pytest.mark.parametrize("event", ["step", "edit", "load"])
 def test_what_was_gathered_ahead_is_dropped_when_parameters_change(event):
     """Root and last block are on their way, for a backward that does not come."""
 
@@ -225,7 +225,14 @@ def test_what_was_gathered_ahead_is_dropped_when_parameters_change(event):
                 if event == "edit":
                     with zero.full_params(sharded), torch.no_grad():
                         sharded.scale.add_(1)
-                    sharded(tokens(0, 0))
+                if event == "load":  # other values in the shards, a new version
+                    for unit in sharded._zero_engine.units:
+                        for buffer in unit.buffers:
+                            buffer.shard.mul_(2)
+                        unit.note_edit()
+                ahead = sharded(tokens(0, 0))
+                with zero.full_params(sharded):
+                    assert torch.equal(ahead, sharded(tokens(0, 0)))
             optimizer.step()
             optimizer.zero_grad()
         assert sharded._zero_engine.gathering.num_ahead == 0
