@@ -7,15 +7,26 @@ from zero.checkpoint.export import export
 from zero.checkpoint.load import Loaded, load
 from zero.checkpoint.save import Saving, save
 from zero.config import Config
-from zero.contexts import clip_grad_norm_, full_grads, full_params, no_sync, num_skipped_steps
+from zero.contexts import (
+    clip_grad_norm_,
+    full_grads,
+    full_params,
+    loss_scale,
+    no_sync,
+    num_skipped_steps,
+    scale_loss,
+    step_was_skipped,
+)
 from zero.exact import full_state_dict
 from zero.memory import ModelStates, expected_nbytes, model_state_nbytes
 from zero.parameters import ShardedParameterError
 from zero.pretrained import load_pretrained
+from zero.scaling import DynamicLossScale
 from zero.shard import shard
 
 __all__ = [
     "Config",
+    "DynamicLossScale",
     "Loaded",
     "ModelStates",
     "Saving",
@@ -29,8 +40,11 @@ __all__ = [
     "load",
     "load_pretrained",
     "model_state_nbytes",
+    "loss_scale",
     "no_sync",
     "num_skipped_steps",
     "save",
+    "scale_loss",
     "shard",
+    "step_was_skipped",
 ]

@@ -16,6 +16,7 @@ import torch
 from zcomm.codecs import Codec
 from zcomm.seeds import check_seed
 from zero.deepspeed import fields_of
+from zero.scaling import DynamicLossScale, check_scale
 
 CodecText = str | Codec | None
 DtypeChoice = torch.dtype | Literal["param"]
@@ -34,6 +35,8 @@ class Config:
             first holds inside the node, the second between nodes.
         secondary: stage 3: keep a second copy of the parameters, sharded over a group of ranks, and
             gather from it (hpZ). ``"node"``, or the number of ranks of a group, which divides all.
+            ``"persistent"``: nodes, whose copies survive the step; owners send how far parameters
+            moved, once a step, with the codec of ``weights``, by default int4.
         secondary_codec: None holds decoded values in the secondary; the codec of ``weights`` holds
             the received codes, and the gathers inside the group send them.
         grad_dtype: ``"param"`` rounds the float32 mean once to the dtype of the parameter;
@@ -46,6 +49,13 @@ class Config:
         prefetch: operations under way while a unit computes: in stage 3 so many units are gathered
             before they are asked for, in the order of the last step; in all stages gradients are
             reduced behind the backward. 0 does one thing after the other. No bit depends on it.
+        accumulate: ``"rank"`` reduces gradients to their owners after each backward; ``"node"``
+            only inside the node, and between nodes once a step: 4 bytes a parameter, shared by the
+            ranks of a node, wait for it.
+        grads_feedback: add what the codec between nodes lost of gradients to the next ones: a byte
+            a parameter, shared by the ranks of a node.
+        loss_scale: a number, ``"dynamic"`` or a :class:`DynamicLossScale`: what
+            :func:`zero.scale_loss` multiplies a loss by, and the step divides gradients by.
         max_skipped_steps: consecutive steps with non-finite gradients before step() raises.
         seed: base seed of codecs with ``rounding=stochastic``. Draws depend on it, the unit, the
             shard and the version of the parameters, so every gather of a version gives one result.
@@ -58,13 +68,16 @@ class Config:
     stage: int = 3
     weights: CodecText = None
     grads: CodecText | Sequence[CodecText] = None
-    secondary: int | Literal["node"] | None = None
+    secondary: int | Literal["node", "persistent"] | None = None
     secondary_codec: CodecText = None
     grad_dtype: DtypeChoice = "param"
     reduce_dtype: DtypeChoice = "param"
     min_numel: int = 65536
     units: Literal["auto"] | Sequence[str] = "auto"
     prefetch: int = 1
+    accumulate: Literal["rank", "node"] = "rank"
+    grads_feedback: bool = False
+    loss_scale: float | Literal["dynamic"] | DynamicLossScale | None = None
     max_skipped_steps: int = 100
     seed: int = 0
 
@@ -80,7 +93,17 @@ class Config:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)}: expected 0 or more")
         check_seed(self.seed)
+        if self.loss_scale == "dynamic":
+            self._freeze("loss_scale", DynamicLossScale())
+        elif isinstance(self.loss_scale, str):
+            raise ValueError(
+                f"loss_scale {self.loss_scale!r}: possible are 'dynamic', a number and None"
+            )
+        elif not isinstance(self.loss_scale, DynamicLossScale | None):
+            check_scale("loss_scale", self.loss_scale)
         self._freeze("weights", _single("weights", self.weights))
+        if self.secondary == "persistent" and self.weights is None:
+            self._freeze("weights", Codec.parse("int4"))
         self._freeze("grads", _per_level(self.grads))
         self._freeze("secondary_codec", _single("secondary_codec", self.secondary_codec))
         if isinstance(self.units, str):
@@ -107,11 +130,19 @@ class Config:
                     " parameters; possible in stage 3"
                 )
             is_number = isinstance(self.secondary, int) and not isinstance(self.secondary, bool)
-            if not (self.secondary == "node" or (is_number and int(self.secondary) > 0)):
+            if self.secondary not in ("node", "persistent") and not (
+                is_number and int(self.secondary) > 0
+            ):
                 raise ValueError(
-                    f"secondary {self.secondary!r}: possible are 'node', a number of ranks and None"
+                    f"secondary {self.secondary!r}: possible are 'node', 'persistent', a number of"
+                    " ranks and None"
                 )
         if self.secondary_codec is not None:
+            if self.secondary == "persistent":
+                raise ValueError(
+                    f"secondary_codec {self.secondary_codec}: differences are added to what the"
+                    " persistent secondary holds, which has to be values"
+                )
             if self.secondary is None:
                 raise ValueError(f"secondary_codec {self.secondary_codec}: there is no secondary")
             if self.secondary_codec != self.weights:
@@ -120,10 +151,26 @@ class Config:
                     f" encoded once by its owner with weights {self.weights}; use the same codec"
                 )
 
+        if self.accumulate not in ("rank", "node"):
+            raise ValueError(f"accumulate {self.accumulate!r}: possible are 'rank' and 'node'")
+        if self.grads_feedback:
+            outer = self.grads[-1] if isinstance(self.grads, tuple) else self.grads
+            if not isinstance(outer, Codec) or outer.rounding == "stochastic":
+                raise ValueError(
+                    f"grads_feedback with grads {self.grads}: between nodes there has to be a codec"
+                    " that rounds to nearest"
+                )
+
     @property
     def weights_codec(self) -> Codec | None:
         """The codec of the parameters."""
         return None if self.weights is None else Codec.parse(self.weights)
+
+    @property
+    def loss_scaling(self) -> float | DynamicLossScale | None:
+        """How losses are scaled."""
+        assert not isinstance(self.loss_scale, str)
+        return self.loss_scale
 
     @property
     def piece_numel(self) -> int:
@@ -159,6 +206,21 @@ class Config:
         on every hop (qgZ).
         """
         return cls(stage=3, weights="int8", secondary="node", grads=("int4", "int4"))
+
+    @classmethod
+    def safe4(cls) -> Config:
+        """Return the recommended configuration: as few bytes between nodes as :meth:`zeropp`.
+
+        Gradients are int8 inside the node; between nodes int4 after a Hadamard transform, with
+        what is lost fed back.
+        """
+        return cls(
+            stage=3,
+            weights="int8",
+            secondary="node",
+            grads=("int8:block=256", "int4:block=128,transform=hadamard"),
+            grads_feedback=True,
+        )
 
     @classmethod
     def from_deepspeed(

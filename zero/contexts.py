@@ -67,7 +67,7 @@ def _take_edits(engine: Engine, before: dict[Buffer, list[Tensor]]) -> None:
 
 def _move(engine: Engine, unit: Unit) -> None:
     if engine.publisher.is_exact(unit) or engine.gathering.sharded:
-        unit.version += 1
+        unit.note_edit()
     else:
         engine.publisher.publish(unit)
 
@@ -77,7 +77,8 @@ def full_grads(model: nn.Module) -> Iterator[None]:
     """Gather the reduced gradients into ``p.grad`` of all parameters; edits inside are kept.
 
     A collective: all ranks enter and leave, and edit alike. ``p.grad`` is None where no rank had a
-    gradient; it has the shape of ``p`` and the dtype that ``Config.grad_dtype`` says.
+    gradient; it has the shape of ``p``, the dtype that ``Config.grad_dtype`` says and the
+    loss scale in it.
     """
     engine = engine_of(model)
     engine.reducer.round()
@@ -150,6 +151,31 @@ def clip_grad_norm_(optimizer: Optimizer, max_norm: float) -> Tensor:
         for grad in stepper.own_gradients():
             grad.mul_(scale)
     return torch.tensor(norm, dtype=torch.float64)
+
+
+def scale_loss(optimizer: Optimizer, loss: Tensor) -> Tensor:
+    """Multiply a loss by the loss scale; 16-bit losses become float32.
+
+    Example:
+        >>> zero.scale_loss(optimizer, model(x)).backward()
+        >>> zero.clip_grad_norm_(optimizer, 1.0)  # of gradients without the scale
+        >>> optimizer.step()
+    """
+    scale = loss_scale(optimizer)
+    if scale == 1:
+        return loss
+    wide = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
+    return wide * scale
+
+
+def loss_scale(optimizer: Optimizer) -> float:
+    """Return what the next loss has to be multiplied by; the same on all ranks."""
+    return engine_of(optimizer).stepper.scaler.scale
+
+
+def step_was_skipped(optimizer: Optimizer) -> bool:
+    """Tell whether the last step was skipped, on all ranks, as a gradient was not finite."""
+    return engine_of(optimizer).stepper.skipped
 
 
 def num_skipped_steps(optimizer: Optimizer) -> int:

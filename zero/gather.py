@@ -4,9 +4,10 @@
 nothing. Gathering is a collective: all ranks gather the same units in the same order.
 
 Units *ahead* are those whose gather was issued before anybody asked for them: at every gather, and
-after every forward, the ``prefetch`` units that came next in the last step. What is issued depends
-on the order of gathers and on nothing else, so all ranks issue alike. A unit ahead that does not
-come next any more is dropped, as is one whose parameters were changed since: wrong hints cost time.
+after every forward, the ``prefetch`` units that came next in the last step, and the root where it
+comes before one of them; none behind a unit that is still whole. What is issued depends on the
+order of gathers and on nothing else, so all ranks issue alike. A unit ahead that does not come next
+any more is dropped, as is one whose parameters were changed since: wrong hints cost time.
 """
 
 from __future__ import annotations
@@ -78,8 +79,7 @@ class Gathering:
             return
         if hint and unit.buffers:
             self._order.note(unit, backward=backward)
-        coming = self._order.next(self._prefetch) if hint else []
-        expected = [other for other in coming if other is not unit]
+        expected = self._expected(unit) if hint else []
         fetch = self._ahead.pop(unit, None)
         if fetch is not None and fetch.version != unit.version:
             self._return(fetch)
@@ -103,7 +103,7 @@ class Gathering:
 
     def look_ahead(self) -> None:
         """Issue the gathers of the units that came next in the last step."""
-        self._issue(self._order.next(self._prefetch))
+        self._issue(self._expected())
 
     def forget_ahead(self) -> None:
         """Drop what was gathered ahead: the parameters are about to change."""
@@ -117,6 +117,19 @@ class Gathering:
     def num_ahead(self) -> int:
         """Units whose gather was issued and that nobody has asked for yet."""
         return len(self._ahead)
+
+    def _expected(self, current: Unit | None = None) -> list[Unit]:
+        """Return the units to have ahead; ``current`` is about to be whole."""
+        found: list[Unit] = []
+        left = self._prefetch
+        for unit in self._order.next(2 * self._prefetch):
+            is_sharded = unit.state is State.SHARDED and unit is not current
+            if left == 0 or not (is_sharded or unit.is_root):
+                break
+            if is_sharded:
+                found.append(unit)
+            left -= not unit.is_root
+        return found
 
     def _issue(self, units: Sequence[Unit]) -> None:
         for unit in units:
@@ -166,7 +179,7 @@ class Gathering:
         if any(was_edited(buffer) for buffer in unit.buffers):
             for buffer in unit.buffers:
                 absorb(buffer, exact=self._codec is None or not unit.quantise)
-            unit.version += 1
+            unit.note_edit()
         self.saved.remove(unit)
         fulls = [buffer.full for buffer in unit.buffers]
         for buffer in unit.buffers:

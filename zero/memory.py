@@ -56,6 +56,7 @@ def model_state_nbytes(model: nn.Module, optimizer: Optimizer) -> ModelStates:
     gathered = _nbytes((b.full for b in buffers), seen)
     gradients = [b.local for b in buffers] + [b.home for b in buffers]
     gradients += [tensor.grad for tensor in masters]
+    gradients += engine.reducer.slices.held
     states = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
     secondary = engine.gathering.secondary
     return ModelStates(
@@ -65,6 +66,69 @@ def model_state_nbytes(model: nn.Module, optimizer: Optimizer) -> ModelStates:
         optimizer=_nbytes(states, seen),
         gathered=gathered,
         secondary=0 if secondary is None else secondary.nbytes,
+    )
+
+
+@dataclass(frozen=True)
+class Report:
+    """Bytes that one rank holds now, all that zero knows of.
+
+    Attributes:
+        states: the model states.
+        waiting: ``accumulate="node"``: sums of a node that wait for the step; in ``states`` they
+            count as gradients.
+        residuals: ``grads_feedback``: what was lost between nodes.
+        lent: units and gradients in temporary use.
+        free: temporary memory that waits to be used again.
+        peak: the most of it that was in use at one time.
+    """
+
+    states: ModelStates
+    waiting: int
+    residuals: int
+    lent: int
+    free: int
+    peak: int
+
+    @property
+    def held(self) -> int:
+        """Model states, secondary and residuals: compare ``zero.estimate.Estimate.held``."""
+        return self.states.total - self.states.gathered + self.states.secondary + self.residuals
+
+    def __str__(self) -> str:
+        s = self.states
+        rows = {
+            "parameters": s.parameters,
+            "gradients": s.gradients - self.waiting,
+            "float32 masters": s.masters,
+            "optimizer states": s.optimizer,
+            "secondary (hpZ)": s.secondary,
+            "sums of the node": self.waiting,
+            "residuals": self.residuals,
+            "held": self.held,
+            "temporary, in use": self.lent,
+            "temporary, free": self.free,
+            "temporary, at most": self.peak,
+        }
+        return "\n".join(f"{name:<20}{nbytes / 1e6:>14,.3f} MB" for name, nbytes in rows.items())
+
+
+def report(model: nn.Module, optimizer: Optimizer) -> Report:
+    """Count the bytes that this rank holds now; ``print`` shows them in MB (10^6).
+
+    Between the last backward and the step ``held`` is what ``zero.estimate`` computes, up to 255
+    elements a unit, and slots that start at multiples of 64 bytes.
+    """
+    engine = engine_of(model)
+    pools = engine.gathering.pool, engine.reducer.pool
+    hops = engine.reducer.hops
+    return Report(
+        states=model_state_nbytes(model, optimizer),
+        waiting=sum(tensor.nbytes for tensor in engine.reducer.slices.held),
+        residuals=0 if hops is None else hops.residual_nbytes,
+        lent=sum(pool.lent_nbytes for pool in pools),
+        free=sum(pool.free_nbytes for pool in pools),
+        peak=sum(pool.peak_nbytes for pool in pools),
     )
 
 

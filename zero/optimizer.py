@@ -26,6 +26,7 @@ from zero.edits import absorb, was_edited
 from zero.gather import Gathering
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
+from zero.scaling import LossScaler
 from zero.tensor_parallel import TensorParallel
 from zero.unit import Buffer, Master, Unit, pack
 
@@ -38,8 +39,10 @@ class Stepper:
     """Owns what happens around ``optimizer.step()``.
 
     Attributes:
+        scaler: the scale that gradients carry until the step.
         tensor_parallel: the other ranks that the model is split over, which count in the norm.
         num_skipped: steps that were skipped because a gradient was not finite.
+        skipped: whether the last step was.
     """
 
     def __init__(
@@ -57,25 +60,38 @@ class Stepper:
         self._buffers = [buffer for unit in units for buffer in unit.trainable]
         self._reducer = reducer
         self._publisher = publisher
-        self.tensor_parallel: TensorParallel | None = None
         self._gathering = gathering
+        self.tensor_parallel: TensorParallel | None = None
         self._aside: list[tuple[Master, Tensor | None]] = []
-        self._skip = False
+        self.scaler = LossScaler(config.loss_scaling)
+        self.skipped = False
         self._consecutive = 0
         self.num_skipped = 0
 
+    def _tell_scale(self) -> None:
+        if self._reducer.hops is not None:
+            self._reducer.hops.scale = self.scaler.scale
+
     def attach(self, optimizer: Optimizer) -> None:
         """Register the hooks."""
+        self._tell_scale()
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
     def save_state(self) -> Mapping[str, Any]:
         """See :class:`~zero.engine.StateProvider`."""
-        return {"num_skipped": self.num_skipped, "consecutive": self._consecutive}
+        return {
+            "num_skipped": self.num_skipped,
+            "consecutive": self._consecutive,
+            "loss_scale": self.scaler.scale,
+            "num_good": self.scaler.num_good,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :class:`~zero.engine.StateProvider`."""
         self.num_skipped, self._consecutive = state["num_skipped"], state["consecutive"]
+        self.scaler.scale, self.scaler.num_good = state["loss_scale"], state["num_good"]
+        self._tell_scale()
 
     def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take the counts, which are the same on all ranks, whatever the plan."""
@@ -88,7 +104,7 @@ class Stepper:
         return [m.tensor.grad for m in masters if m.tensor.grad is not None]
 
     def norm(self) -> float:
-        """Return the global norm, the same bits on every rank and in every stage.
+        """Return the global norm without the loss scale: the same on every rank, in every stage.
 
         Squares are summed in float64 per run, then per rank, then over ranks, ascending.
         """
@@ -96,7 +112,7 @@ class Stepper:
             return self._norm_over_mesh(self.tensor_parallel)
         squares = [squared_norm(grad) for grad in self.own_gradients()]
         rows = self._comm.all_gather_values(np.array([sum(squares)], np.float64))
-        return math.sqrt(sum(float(row[0]) for row in rows))
+        return math.sqrt(sum(float(row[0]) for row in rows)) / self.scaler.scale
 
     def _norm_over_mesh(self, mesh: TensorParallel) -> float:
         """Return the norm of a model that is split over a mesh: what is whole there counts once."""
@@ -109,7 +125,7 @@ class Stepper:
                     sums[int(whole)] += squared_norm(master.tensor.grad)
         rows = self._comm.all_gather_values(sums)
         of_split, of_whole = (sum(map(float, column)) for column in rows.T)
-        return math.sqrt(mesh.total(of_split, of_whole))
+        return math.sqrt(mesh.total(of_split, of_whole)) / self.scaler.scale
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -118,8 +134,8 @@ class Stepper:
         self._gathering.forget_ahead()
         self._gathering.stepped()
         self.take_edits()
-        self._skip = not math.isfinite(self.norm())
-        if self._skip:
+        self.skipped = not math.isfinite(self.norm())
+        if self.skipped:
             self._count_skip()
             for buffer in self._buffers:
                 for master in buffer.masters:
@@ -128,12 +144,22 @@ class Stepper:
         self._consecutive = 0
         if self._config.stage == 0:
             self._gather_gradients()
-        for buffer in self._buffers:
-            for master in buffer.own_masters():
-                grad = master.tensor.grad
-                if grad is not None and grad.dtype != torch.float32:
-                    self._set_aside(master, grad.to(torch.float32))
+        self._unscale()
         return args, kwargs
+
+    def _unscale(self) -> None:
+        """Give the step float32 gradients without the loss scale."""
+        inverse = 1 / self.scaler.scale
+        for buffer in self._buffers:
+            for master in buffer.masters:
+                grad = master.tensor.grad
+                if grad is None:
+                    continue
+                if grad.dtype != torch.float32:
+                    grad = grad.to(torch.float32)
+                    self._set_aside(master, grad)
+                if inverse != 1:
+                    grad.mul_(inverse)
 
     def take_edits(self) -> None:
         """Stages 0-2: carry what was done to parameters since the last step to their masters."""
@@ -149,7 +175,10 @@ class Stepper:
             master.tensor.grad = grad
         self._aside.clear()
         self._reducer.stepped()
-        if not self._skip:
+        if not self.skipped:
+            self.scaler.update(skipped=False)
+        self._tell_scale()
+        if not self.skipped:
             for unit in self._units:
                 self._publisher.publish(unit)
 
@@ -160,7 +189,12 @@ class Stepper:
     def _count_skip(self) -> None:
         self.num_skipped += 1
         self._consecutive += 1
-        logger.info("step skipped: a gradient is not finite (%d so far)", self.num_skipped)
+        self.scaler.update(skipped=True)
+        logger.info(
+            "step skipped: a gradient is not finite (%d so far); the loss scale is %g now",
+            self.num_skipped,
+            self.scaler.scale,
+        )
         if self._consecutive > self._config.max_skipped_steps:
             raise ZcommError(
                 f"{self._consecutive} steps in a row had gradients that are not finite;"

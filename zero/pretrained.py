@@ -173,7 +173,7 @@ def _put(engine: Engine, unit: Unit, read: Sequence[tuple[Buffer, Run, Tensor]])
         for master in buffer.own_masters():
             if buffer.separate and master.run == run:
                 master.tensor.copy_(part)
-    unit.version += 1
+    unit.note_edit()
     if engine.config.stage == 3 or not unit.buffers:
         return
     if is_decoded(engine, unit):

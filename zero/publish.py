@@ -1,7 +1,8 @@
 """From masters back to parameters: after a step, and after edits of masters.
 
 In stages 1 and 2 owners send their parameters, through the weights codec where there is one; the
-owner uses the decoded values too. In stage 3 the next gather does that.
+owner uses the decoded values too. In stage 3 the next gather does that; with a persistent secondary
+it also gives the shards their values.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Publisher:
         self._stage = config.stage
         self._codec = config.weights_codec
         self._seed = config.seed
+        self._persistent = config.secondary == "persistent"
 
     def is_exact(self, unit: Unit) -> bool:
         """Tell whether parameters are the masters rounded, or also went through a codec."""
@@ -40,7 +42,7 @@ class Publisher:
             self._send(unit)
         else:
             for buffer in unit.trainable:
-                if buffer.separate:
+                if buffer.separate and not (self._persistent and not self.is_exact(unit)):
                     for master in buffer.masters:
                         master.held.copy_(master.tensor)
         if self._stage < 3:

@@ -33,7 +33,9 @@ from zcomm.errors import CheckpointError
 from zcomm.seeds import derive
 from zcomm.work import Work
 from zero.config import Config
+from zero.hops import two_hops
 from zero.pool import Pool
+from zero.slices import Slices
 from zero.unit import Buffer, Master, Unit, split
 
 logger = logging.getLogger("zcomm")
@@ -46,6 +48,7 @@ class Reduction:
     buffers: tuple[Buffer, ...]
     fulls: list[Tensor]
     means: list[Tensor]
+    slices: bool
     works: tuple[Work[object], ...]
 
 
@@ -53,6 +56,8 @@ class Reducer:
     """Owns the gradients between autograd and the optimizer.
 
     Attributes:
+        hops: inside the node and between nodes, where these are two operations.
+        slices: what waits for the second of them.
         pool: lends the memory of local gradients, but for what stays.
         synchronise: whether backward reduces; no_sync turns it off.
         num_reductions: backwards reduced since the last step.
@@ -72,6 +77,8 @@ class Reducer:
         self._in_float32 = False
         self._keep_float32 = True
         self._warned = False
+        self.hops = two_hops(comm, config)
+        self.slices = Slices(self._buffers)
         self.pool = Pool()
         self.synchronise = True
         self.num_reductions = 0
@@ -113,8 +120,28 @@ class Reducer:
         if not buffers:
             return
         fulls = [self._complete(buffer) for buffer in buffers]
+        seed = self._seed(unit)
+        if self.hops is None:
+            means, works = self._issue(unit, fulls, seed)
+        else:
+            means, works = self.hops.reduce(unit, fulls, seed, async_op=self._overlap)
+        slices = self.hops is not None and self.hops.accumulate
+        for buffer in buffers:
+            self._used[buffer] = self._used_in(buffer)
+            buffer.written = [False] * len(buffer.written)
+            buffer.local = None
+        self._under_way.append(Reduction(buffers, fulls, means, slices, works))
+        self._land(1 if self._overlap else 0)
+
+    def _seed(self, unit: Unit) -> int:
+        return derive(self._config.seed, unit.number, unit.version, self.num_reductions)
+
+    def _issue(
+        self, unit: Unit, fulls: Sequence[Tensor], seed: int
+    ) -> tuple[list[Tensor], tuple[Work[object], ...]]:
         layouts = [
-            buffer.layout.gradients(full.dtype) for buffer, full in zip(buffers, fulls, strict=True)
+            buffer.layout.gradients(full.dtype)
+            for buffer, full in zip(unit.trainable, fulls, strict=True)
         ]
         means = [torch.empty(layout.shard_numel(self._comm.rank)) for layout in layouts]
         work = self._comm.reduce_layout(
@@ -126,16 +153,10 @@ class Reducer:
             reduce_dtype=self._reduce_dtype,
             min_numel=0,
             label=unit.label,
-            seed=derive(self._config.seed, unit.number, unit.version, self.num_reductions),
+            seed=seed,
             async_op=self._overlap,
         )
-        for buffer in buffers:
-            self._used[buffer] = self._used_in(buffer)
-            buffer.written = [False] * len(buffer.written)
-            buffer.local = None
-        works = (work,) if self._overlap else ()
-        self._under_way.append(Reduction(buffers, fulls, means, works))
-        self._land(1 if self._overlap else 0)
+        return means, (work,) if self._overlap else ()
 
     def _land(self, left: int = 0) -> None:
         """Wait for reductions, the oldest first, until so many are left; add what they give."""
@@ -148,7 +169,10 @@ class Reducer:
             ):
                 if full is not buffer.home:
                     self.pool.give(full)
-                self._add(buffer, mean)
+                if not reduction.slices:
+                    self._add(buffer, mean)
+                else:
+                    self.slices.add(buffer, mean)
 
     def settle(self) -> None:
         """End a backward whose units were reduced: agree with all ranks on what was used.
@@ -169,12 +193,27 @@ class Reducer:
         for buffer in self._buffers:
             used[buffer] = anywhere[start : start + len(buffer.parameters)]
             start += len(buffer.parameters)
+        self.slices.note_used(used)
         for buffer, master in self._fresh:
             if not used[buffer][master.run.slot]:
                 master.tensor.grad = None
         self._forget_backward()
         if any(anywhere):
             self._count()
+
+    def _finish_slices(self) -> None:
+        """``accumulate="node"``: reduce between nodes what the micro-batches left in slices."""
+        for unit in self._units if self.hops is not None and self.slices.held else ():
+            slices = self.slices.take(unit)
+            if slices and self.hops is not None:
+                means, _ = self.hops.finish(unit, slices, self._seed(unit))
+                for buffer, mean in zip(unit.trainable, means, strict=True):
+                    self.slices.deliver(buffer, mean)
+
+    def clear(self) -> None:
+        """Forget all gradients that did not reach the masters."""
+        self.drop()
+        self.slices.clear()
 
     def _forget_backward(self) -> None:
         self._fresh.clear()
@@ -202,19 +241,28 @@ class Reducer:
             "keep_float32": self._keep_float32,
             "in_float32": self._in_float32,
             "written": [buffer.written for buffer in self._buffers],
+            **self.slices.save_state(),
+            **({} if self.hops is None else self.hops.save_state(self._buffers)),
             **local,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :class:`~zero.engine.StateProvider`."""
-        self.drop()
+        self.clear()
+        self.slices.load_state(state)
+        if self.hops is not None:
+            self.hops.load_state(state, self._buffers)
         self.num_reductions = state["num_reductions"]
         self._keep_float32 = state["keep_float32"]
         self._in_float32 = state["in_float32"]
         for index, buffer in enumerate(self._buffers):
             local = state.get(f"local.{index}")
             if local is not None:
-                buffer.local = local.clone()
+                home = self.home(buffer)
+                stays = home is not None and home.dtype == local.dtype
+                place = home if stays else self.pool.take(local.numel(), local.dtype)
+                assert place is not None
+                buffer.local = place.copy_(local)
                 buffer.written = list(state["written"][index])
 
     def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -223,12 +271,13 @@ class Reducer:
         Raises:
             CheckpointError: gradients that the ranks had not reduced yet.
         """
-        if any(any(written) for state in states for written in state["written"]):
+        if any(any(filter(None, (*s["written"], *s["slices"]))) for s in states):
             raise CheckpointError(
-                "the checkpoint was saved under no_sync, with gradients that its ranks had not"
-                " reduced: load it with the same ranks, topology and configuration"
+                "the checkpoint was saved with gradients that its ranks had not reduced (no_sync,"
+                " accumulate='node'): load it with the same ranks, topology and configuration"
             )
-        self.load_state({**states[0], "in_float32": False})
+        none = [None] * len(self._buffers)
+        self.load_state({**states[0], "in_float32": False, "slices": none})
 
     def drop(self) -> None:
         """Forget the local gradients of a backward that did not finish."""
@@ -241,7 +290,11 @@ class Reducer:
         self._forget_backward()
 
     def round(self) -> None:
-        """Give the gradients of this rank's masters their dtype, after the last reduction."""
+        """Give the gradients of this rank's masters their dtype, after the last reduction.
+
+        A collective where slices wait for it.
+        """
+        self._finish_slices()
         for buffer in self._buffers:
             for master in buffer.own_masters():
                 grad = master.tensor.grad

@@ -29,6 +29,7 @@ from zcomm.arrays import Memory, view
 from zcomm.device import kernels_of
 from zcomm.layout import Layout, Segment
 from zcomm.work import Work
+from zero.differences import Differences
 from zero.layout import dtype_name
 from zero.unit import Buffer, Unit
 
@@ -80,13 +81,15 @@ class Secondary:
         codes: bool,
         seed: int,
     ) -> None:
-        groups = groups_of(comm.topology, secondary)
+        persistent = secondary == "persistent"
+        groups = groups_of(comm.topology, "node" if persistent else secondary)
         number = next(i for i, group in enumerate(groups) if comm.rank in group)
         position = groups[number].index(comm.rank)
         self._rails = list(zip(*groups, strict=True))
         self._position = position
         self._rank = comm.rank
         self._codec = codec
+        self._differences = Differences(self._rails[position], comm.rank) if persistent else None
         self._codes = codes
         self._seed = seed
         self._slices: dict[Unit, Slice] = {}
@@ -116,8 +119,10 @@ class Secondary:
         if current is None:
             current = self._slices[unit] = Slice([], -1)
         in_codes = codec is not None and self._codes
-        works = []
-        if current.version != unit.version:
+        works: list[Any] = []
+        if self._differences is not None and codec is not None:
+            works += self._follow(unit, codec, current, async_op)
+        elif current.version != unit.version:
             fill = self._fill_codes if in_codes else self._fill
             current.held, work = fill(unit, codec, async_op)
             current.version = unit.version
@@ -133,6 +138,53 @@ class Secondary:
                 )
             )
         return tuple(works) if async_op else ()
+
+    def _follow(self, unit: Unit, codec: Codec, current: Slice, async_op: bool) -> list[Any]:
+        """Bring a persistent slice to the unit's version; see :mod:`zero.differences`."""
+        works: list[Any] = []
+        if current.version < unit.published:
+            # New, or the user wrote to the parameters: the shards as they are.
+            current.held, work = self._fill(unit, None, async_op)
+            current.version = unit.published
+            works.append(work)
+        if current.version != unit.version:
+            works += self._send_differences(unit, codec, current.held, async_op)
+            current.version = unit.published = unit.version
+        return works
+
+    def _send_differences(
+        self, unit: Unit, codec: Codec, held: Sequence[Tensor], async_op: bool
+    ) -> list[Any]:
+        assert self._differences is not None
+        differences = self._differences
+        moved = [
+            (buffer, place)
+            for buffer, place in zip(unit.buffers, held, strict=True)
+            if buffer in unit.trainable
+        ]
+        layouts = [differences.layout(buffer) for buffer, _ in moved]
+        own = [differences.own(buffer) for buffer, _ in moved]
+        fulls = [torch.empty(layout.numel) for layout in layouts]
+        seed = unit.seed(self._seed, self._rank)
+        work = self.rail.gather_layout(
+            own,
+            fulls,
+            layouts,
+            codec=codec,
+            min_numel=0,
+            label=unit.label,
+            seed=seed,
+            async_op=async_op,
+        )
+
+        def apply() -> None:
+            for (buffer, place), full in zip(moved, fulls, strict=True):
+                differences.apply(buffer, place, full)
+
+        if async_op:
+            return [work, self.rail.enqueue(apply)]
+        apply()
+        return []
 
     def _fill(self, unit: Unit, codec: Codec | None, async_op: bool) -> tuple[list[Tensor], Any]:
         layouts = [self._rail_layout(buffer) for buffer in unit.buffers]

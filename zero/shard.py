@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from zero.publish import Publisher
 from zero.reduce import Reducer
 from zero.saved import SavedWeights
 from zero.schedule import Schedule
-from zero.secondary import Secondary
+from zero.secondary import Secondary, groups_of
 from zero.states import replace_parameters, trained_parameters
 from zero.tensor_parallel import use_local_parts
 from zero.unit import Buffer, Master, State, Unit, pack, split
@@ -75,6 +76,7 @@ def shard(
     if is_sharded(model) or is_sharded(optimizer):
         raise ValueError("this model or optimizer is already sharded")
     check_elementwise(optimizer)
+    config = _without_differences(config, comm)
     tensor_parallel = use_local_parts(model, optimizer)
     trained = trained_parameters(optimizer, model)
     _say_untrained(model, trained)
@@ -104,6 +106,14 @@ def shard(
     remember(engine, model, optimizer)
     _say_exact(config, units)
     return model, optimizer
+
+
+def _without_differences(config: Config, comm: Communicator) -> Config:
+    """Where all ranks are one node there is nobody to send differences to."""
+    if config.secondary != "persistent" or len(groups_of(comm.topology, "node")) > 1:
+        return config
+    logger.info("one node: parameters travel exactly, secondary='persistent' has nothing to do")
+    return replace(config, secondary=None, weights=None)
 
 
 def _make_units(
@@ -167,7 +177,8 @@ def _make_masters(buffer: Buffer, comm: Communicator, config: Config) -> None:
     """Give the optimizer its tensors: this rank's runs; in stage 0 the runs of all ranks."""
     assert buffer.full is not None
     layout, full = buffer.layout, buffer.full
-    decoded = config.stage in (1, 2) and config.weights is not None
+    coded = config.weights is not None
+    decoded = coded and (config.stage in (1, 2) or config.secondary == "persistent")
     buffer.separate = layout.dtype != torch.float32 or decoded
     if config.stage == 3:
         buffer.shard = pack([buffer.run_view(full, run) for run in buffer.runs], layout.dtype)
@@ -240,7 +251,7 @@ def _drop_with_zero_grad(model: nn.Module, optimizer: Optimizer, reducer: Reduce
     zero_optimizer, zero_model = optimizer.zero_grad, model.zero_grad
 
     def zero_grad_of_optimizer(set_to_none: bool = True) -> None:
-        reducer.drop()
+        reducer.clear()
         zero_optimizer(set_to_none)
 
     def zero_grad_of_model(set_to_none: bool = True) -> None:

@@ -158,6 +158,8 @@ class Unit:
         quantise: whether the unit is large enough for codecs.
         state: what the parameters can be used for.
         version: moved by every change of the parameters.
+        published: the version that shards hold; with a persistent secondary they lag behind
+            masters until the next gather.
         depth: number of calls of the module that have not returned.
         pending: calls whose backward has not begun and can still come: the graph holds them.
         ended: whether the unit is complete in the backward that runs.
@@ -170,6 +172,7 @@ class Unit:
     quantise: bool
     state: State = State.WHOLE
     version: int = 0
+    published: int = 0
     depth: int = 0
     pending: WeakSet[Call] = field(default_factory=WeakSet)
     ended: bool = False
@@ -190,6 +193,11 @@ class Unit:
     def seed(self, base: int, shard: int) -> int:
         """Return the seed with which a rank's shard of the current version is encoded."""
         return derive(base, self.number, shard, self.version)
+
+    def note_edit(self) -> None:
+        """Move the version: shards hold what the user wrote."""
+        self.version += 1
+        self.published = self.version
 
     @property
     def is_root(self) -> bool:

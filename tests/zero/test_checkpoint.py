@@ -30,6 +30,13 @@ CONFIGS = {
     "codes": dataclasses.replace(ZEROPP, secondary_codec="int8"),
     "stage 1 int8": zero.Config(stage=1, weights="int8", grads="int8", min_numel=0),
     "stage 2 int8": zero.Config(stage=2, weights="int8", grads="int8", min_numel=0),
+    "safe4": dataclasses.replace(
+        zero.Config.safe4(),
+        min_numel=0,
+        loss_scale=zero.DynamicLossScale(initial=4.0, interval=3),
+    ),
+    "persistent": zero.Config(secondary="persistent", grads=("int4", "int4"), min_numel=0),
+    "node": zero.Config(stage=2, accumulate="node", grads="int8", grads_feedback=True, min_numel=0),
     "stochastic": zero.Config(
         weights="int8:rounding=stochastic",
         grads="int4:rounding=stochastic",

@@ -15,8 +15,12 @@ CONFIGS = [
     *(zero.Config(stage=stage) for stage in range(4)),
     zero.Config(secondary="node"),
     zero.Config(secondary=1),
+    zero.Config(prefetch=0),
+    zero.Config(secondary=1, prefetch=2),
 ]
-EVERY_CONFIG = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.stage}-{c.secondary}")
+EVERY_CONFIG = pytest.mark.parametrize(
+    "config", CONFIGS, ids=lambda c: f"{c.stage}-{c.secondary}-{c.prefetch}"
+)
 
 
 @functools.cache
@@ -50,9 +54,22 @@ def test_bits_of_stage_0(comm, config, dtype):
     assert_same_bits(outcome.parameters, wanted.parameters)
 
 
-def test_zeropp(comm):
+QUANTISED = {
+    "zeropp": zero.Config.zeropp(),
+    "safe4": zero.Config.safe4(),
+    "persistent": zero.Config(
+        secondary="persistent", grads=("int8", "int4"), accumulate="node", grads_feedback=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised(comm, name):
     model = make(Tower, width=128, hidden=512)
     options = {"steps": 10, "batch": 4}
     exact = train(comm, model, zero.Config(), **options)
-    quantised = train(comm, model, zero.Config.zeropp(), **options)
+    quantised = train(comm, model, QUANTISED[name], **options)
     assert quantised.losses[-1] == pytest.approx(exact.losses[-1], rel=0.02)
+    weights = quantised.parameters["blocks.0.up.weight"].double()
+    sums = comm.all_gather_values(weights.sum(0).numpy())
+    assert (sums == sums[0]).all()

@@ -102,8 +102,8 @@ def test_the_second_step_gathers_one_ahead_and_reduces_one_behind():
         ("gather", 2),
         ("forward", 1),
         ("forward", 2),
-        ("gather", "root"),
         ("gather", 2),
+        ("gather", "root"),
         ("gather", 1),
         ("backward", 2),
         ("reduce", 2),
@@ -211,9 +211,9 @@ def test_a_forward_that_only_one_rank_makes_inside_full_params_is_no_hint():
         assert issued == found[0][1]
 
 
-@pytest.mark.parametrize("event", ["step", "edit"])
+@pytest.mark.parametrize("event", ["step", "edit", "load"])
 def test_what_was_gathered_ahead_is_dropped_when_parameters_change(event):
-    """The root is on its way after a forward, for a backward that does not come."""
+    """Root and last block are on their way, for a backward that does not come."""
 
     def program(comm):
         sharded, optimizer = shard(comm, make(Tower), zero.Config())
@@ -221,11 +221,18 @@ def test_what_was_gathered_ahead_is_dropped_when_parameters_change(event):
             loss_of(sharded, tokens(comm.rank, step)).backward()
             if step == 1:
                 sharded(tokens(0, 0))
-                assert sharded._zero_engine.gathering.num_ahead == 1
+                assert sharded._zero_engine.gathering.num_ahead == 2
                 if event == "edit":
                     with zero.full_params(sharded), torch.no_grad():
                         sharded.scale.add_(1)
-                    sharded(tokens(0, 0))
+                if event == "load":  # other values in the shards, a new version
+                    for unit in sharded._zero_engine.units:
+                        for buffer in unit.buffers:
+                            buffer.shard.mul_(2)
+                        unit.note_edit()
+                ahead = sharded(tokens(0, 0))
+                with zero.full_params(sharded):
+                    assert torch.equal(ahead, sharded(tokens(0, 0)))
             optimizer.step()
             optimizer.zero_grad()
         assert sharded._zero_engine.gathering.num_ahead == 0

@@ -1,5 +1,6 @@
 """Bytes between nodes, counted, against the volumes of the ZeRO++ paper (table 1)."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -82,6 +83,43 @@ def test_gathers_inside_the_node_send_what_is_held(codec, codes):
     # Forward and backward, in each of two nodes, half of the model from each of two ranks.
     whole = 2 * 2 * volume()
     assert inside == whole if codes is None else whole / 2 <= inside <= whole / 2 * 1.03
+
+
+FOUR_BITS = {"grads": ("int4", "int4"), "min_numel": 0}
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize(
+    ("secondary", "accumulate", "weights", "once", "each"),
+    [
+        ("node", "rank", "int8", 0.5, 0.25),
+        ("node", "node", "int8", 0.75, 0.0),
+        ("persistent", "rank", None, 0.25, 0.25),
+        ("persistent", "node", None, 0.5, 0.0),
+    ],
+)
+def test_volumes_with_accumulation(secondary, accumulate, weights, once, each, micro):
+    """Volumes of 16-bit parameters between nodes: ``once`` a step, ``each`` micro-batch."""
+    config = zero.Config(secondary=secondary, accumulate=accumulate, weights=weights, **FOUR_BITS)
+    sent = sum(sent_between_nodes("2x2", config, micro=micro)) / volume()
+    elements = once + each * micro
+    # Scales: 2 bytes for 128 elements of int4, 256 of int8; and padding of messages.
+    assert elements <= sent <= 1.04 * elements
+
+
+@pytest.mark.parametrize("topology", ["2x2", "2x2x2"])
+def test_a_persistent_secondary_sends_a_sixth_of_stage_3(topology):
+    exact = sum(sent_between_nodes(topology, zero.Config()))
+    config = zero.Config(secondary="persistent", **FOUR_BITS)
+    assert exact / sum(sent_between_nodes(topology, config)) >= 5.8
+
+
+def test_safe4_sends_no_more_between_nodes_than_zeropp():
+    safe4, zeropp = (
+        dataclasses.replace(config, min_numel=0)
+        for config in (zero.Config.safe4(), zero.Config.zeropp())
+    )
+    assert sent_between_nodes("2x2", safe4) == sent_between_nodes("2x2", zeropp)
 
 
 def test_frozen_parameters_have_no_gradient_traffic():

@@ -54,7 +54,11 @@ def held_runs(buffer: Buffer) -> dict[Run, Tensor]:
 
 def is_decoded(engine: Engine, unit: Unit) -> bool:
     """Tell whether held values went through a codec, so that masters do not tell them."""
-    return engine.config.stage in (1, 2) and not engine.publisher.is_exact(unit)
+    return _publishes(engine) and not engine.publisher.is_exact(unit)
+
+
+def _publishes(engine: Engine) -> bool:
+    return engine.config.stage in (1, 2) or engine.config.secondary == "persistent"
 
 
 def capture(engine: Engine, optimizer: Optimizer) -> Captured:
@@ -209,9 +213,11 @@ def groups_of_parameters(engine: Engine, optimizer: Optimizer) -> dict[str, int]
 
 
 def published(engine: Engine) -> str | None:
-    """Return the codec through which held values went, in stages 1 and 2."""
+    """Return the codec through which held values went, or differences to them."""
     codec = engine.config.weights_codec
-    return None if codec is None or engine.config.stage not in (1, 2) else str(codec)
+    if codec is None or not _publishes(engine):
+        return None
+    return f"{codec} of differences" if engine.config.stage == 3 else str(codec)
 
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:

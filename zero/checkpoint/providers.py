@@ -17,18 +17,23 @@ class Versions:
 
     def save_state(self) -> Mapping[str, Any]:
         """See :class:`~zero.engine.StateProvider`."""
-        return {"versions": [unit.version for unit in self._units]}
+        return {
+            "versions": [unit.version for unit in self._units],
+            "published": [unit.published for unit in self._units],
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :class:`~zero.engine.StateProvider`."""
-        for unit, version in zip(self._units, state["versions"], strict=True):
-            unit.version = version
+        saved = zip(state["versions"], state["published"], strict=True)
+        for unit, (version, published) in zip(self._units, saved, strict=True):
+            unit.version, unit.published = version, published
 
     def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Give all units the highest version, so that none is used twice."""
         highest = max([0, *states[0]["versions"]])
         for unit in self._units:
-            unit.version = highest
+            # A persistent secondary sends what shards lag behind masters.
+            unit.version, unit.published = highest + 1, highest
 
 
 def register_providers(engine: Engine) -> None:

@@ -1,0 +1,102 @@
+"""Estimates against the paper's table and against live tensors."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import zero
+from tests.zero.models import Tower, loss_of, make, tokens
+from tests.zero.runs import SIZES, on, shard
+from zcomm import cli
+from zero.estimate import Model, estimate
+from zero.memory import report
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wanted"),
+    [
+        (4, ["120", "52.5", "41.3", "30.0"]),
+        (64, ["120", "31.4", "16.6", "1.88"]),
+        (1024, ["120", "30.1", "15.1", "0.117"]),
+    ],
+)
+def test_the_table_of_the_paper(capsys, ranks, wanted):
+    """arXiv 1910.02054, table 1, 7.5 B; there 0.117 is printed 0.12."""
+    assert cli.main(["memory", "--params", "7.5e9", "--ranks", str(ranks)]) == 0
+    assert row(capsys.readouterr().out, "model states") == wanted
+
+
+def row(text, label):
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(label)]
+    return line.replace(label, "").split()
+
+
+def test_one_stage_with_everything(capsys):
+    words = "--params 8e9 --ranks 64 --ranks-per-node 8 --stage 3 --weights int8 --secondary node"
+    words += " --secondary-codec int8 --grads int8 --grads int4 --grads-feedback --largest-unit 2e8"
+    assert cli.main(["memory", *words.split(), "--root-unit", "5e8", "--prefetch", "2"]) == 0
+    text = capsys.readouterr().out
+    assert row(text, "model states") == ["2.00"]
+    assert row(text, "+ secondary (hpZ)") == ["1.01"]  # a byte, 2 for 256 of scales, an eighth
+    assert row(text, "+ residuals") == ["1.01"]
+    assert row(text, "+ whole units") == ["2.20"]  # 2 bytes of 0.5 + 3·0.2
+    assert row(text, "+ local gradients") == ["1.80"]
+    assert row(text, "peak, no activations") == ["9.02"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--ranks 6 --ranks-per-node 4", "4 ranks per node, 6 ranks"),
+        ("--ranks 8 --stage 1 --secondary node", "stage 1 does not shard parameters"),
+        ("--ranks 8 --secondary 3", "secondary 3 does not divide 8 ranks"),
+    ],
+)
+def test_refused(capsys, words, message):
+    assert cli.main(["memory", "--params", "1e9", *words.split()]) == 1
+    assert message in capsys.readouterr().err
+
+
+LIVE = [
+    *(zero.Config(stage=stage) for stage in range(4)),
+    zero.Config(secondary="node"),
+    zero.Config(secondary=1, weights="int8", secondary_codec="int8"),
+    zero.Config(secondary="persistent"),
+    zero.Config(stage=2, weights="int8"),
+    zero.Config(grads=("int8", "int4"), grads_feedback=True),
+    zero.Config(accumulate="node"),
+    zero.Config.safe4(),
+]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("index", range(len(LIVE)))
+def test_live_bytes_are_within_two_percent(index, itemsize):
+    config = dataclasses.replace(LIVE[index], min_numel=0)
+    dtype = {2: torch.bfloat16, 4: torch.float32}[itemsize]
+    model = make(Tower, width=256, hidden=1024, num_blocks=2, vocabulary=512, dtype=dtype)
+    block = sum(p.numel() for p in model.blocks[0].parameters())
+    numel = sum(p.numel() for p in model.parameters())
+    sizes = Model(numel, block, numel - 2 * block, itemsize)
+
+    def program(comm):
+        sharded, optimizer = shard(comm, model, config)
+        for step in range(3):
+            loss_of(sharded, tokens(comm.rank, step, vocabulary=512)).backward()
+            found = report(sharded, optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+        return found
+
+    wanted = estimate(config, sizes, num_ranks=SIZES["2x2"], ranks_per_node=2)
+    outcomes = on("2x2", program)
+    mean = sum(found.held for found in outcomes) / len(outcomes)
+    assert mean == pytest.approx(wanted.held, rel=0.02)
+    for found in outcomes:
+        assert found.lent == 0
+        assert found.free <= found.peak
+        assert found.peak <= 1.02 * (wanted.whole_units + wanted.local_gradients) + 4096
+        assert f"{found.held / 1e6:,.3f} MB" in str(found)
+        assert found.states.secondary == pytest.approx(wanted.secondary, rel=0.02)
+        assert found.residuals == pytest.approx(wanted.residuals, rel=0.02)

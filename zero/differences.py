@@ -1,0 +1,69 @@
+"""hpZ that survives the step: what travels between nodes is how far the parameters moved.
+
+``secondary="persistent"``: the ranks of a rail hold, in their slices and (the owner) in its shard,
+the same *published* values. After a step, at the first gather:
+
+1. the owner encodes master − published, float32
+2. all ranks of the rail, the owner too, decode it and add it to what they hold, in float32, rounded
+   to the parameters' dtype
+
+so all copies keep the same bits, and what the codec lost is a part of the next difference: errors
+do not add up. Source: SDP4Bit (arXiv 2410.15526, section 3.1), there with a replica on every rank.
+
+A reader must not assume that a shard is the master rounded; it is what was published last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from zcomm.layout import Layout, Segment
+from zero.unit import Buffer, split
+
+
+class Differences:
+    """Encodes and applies differences, for the ranks of one rail (``rail``, in order)."""
+
+    def __init__(self, rail: Sequence[int], rank: int) -> None:
+        self._rail = rail
+        self._rank = rank
+        self._layouts: dict[Buffer, Layout] = {}
+
+    def layout(self, buffer: Buffer) -> Layout:
+        """Return where the ranks' trainable runs lie, one after the other, in float32."""
+        if buffer not in self._layouts:
+            start = 0
+            shards = []
+            for rank in self._rail:
+                segments = []
+                for run in buffer.layout.trainable_runs(rank):
+                    segments.append(Segment(start, run.numel))
+                    start += run.numel
+                shards.append(tuple(segments))
+            self._layouts[buffer] = Layout("float32", tuple(shards))
+        return self._layouts[buffer]
+
+    def own(self, buffer: Buffer) -> Tensor:
+        """Return master − published of this rank's trainable runs."""
+        masters = buffer.own_masters()
+        differences = torch.empty(sum(master.run.numel for master in masters))
+        for master, part in zip(masters, split(differences, [m.run for m in masters]), strict=True):
+            torch.sub(master.tensor, master.held.float(), out=part)
+        return differences
+
+    def apply(self, buffer: Buffer, held: Tensor, differences: Tensor) -> None:
+        """Add the rail's differences to the slice, and give the shard what it holds then."""
+        masters = {master.run: master for master in buffer.own_masters()}
+        start = begin = 0
+        for rank in self._rail:
+            for run in buffer.layout.runs[rank]:
+                if buffer.layout.slots[run.slot].trainable:
+                    place = held[start : start + run.numel]
+                    place.copy_(place.float() + differences[begin : begin + run.numel])
+                    if rank == self._rank:
+                        masters[run].held.copy_(place)
+                    begin += run.numel
+                start += run.numel
