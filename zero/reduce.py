@@ -271,7 +271,8 @@ class Reducer:
         Raises:
             CheckpointError: gradients that the ranks had not reduced yet.
         """
-        if any(any(filter(None, (*s["written"], *s["slices"]))) for s in states):
+        flags = (used or () for s in states for used in (*s["written"], *s["slices"]))
+        if any(map(any, flags)):
             raise CheckpointError(
                 "the checkpoint was saved with gradients that its ranks had not reduced (no_sync,"
                 " accumulate='node'): load it with the same ranks, topology and configuration"
