@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zcomm.arrays import ITEMSIZE, View
+from zcomm.collectives import node, staging
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
 from zcomm.collectives.jobs import Jobs, Move, Pack, Unpack
@@ -20,6 +21,19 @@ def all_gather(
     channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequence[View], draws: Draws
 ) -> None:
     """Gather the shards of all ranks into the segments of ``fulls`` that the plan's layouts name.
+
+    Exact ones inside a node read the peers' (:mod:`zcomm.collectives.node`) or go through its
+    windows (:mod:`zcomm.collectives.staging`); all others are executed in pieces.
+    """
+    arrays = channel, plan, shards, fulls
+    if not (node.all_gather(*arrays) or staging.all_gather(*arrays)):
+        all_gather_in_pieces(*arrays, draws)
+
+
+def all_gather_in_pieces(
+    channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequence[View], draws: Draws
+) -> None:
+    """Do what :func:`all_gather` does, in any topology and with any codec.
 
     Piece by piece, several at a time:
 
