@@ -113,9 +113,6 @@ class Program:
 
 def bind(rows: Rows, row: int, array: Bytes) -> None: ...
 
-# Copies x to out, past the caches where `total` bytes are as many as stream_from says.
-def copy(out: Bytes, x: Bytes, total: int) -> int: ...
-
 # Copies runs of bytes of another process, one after the other, to runs of out. Returns 0, an errno,
 # or -1 where the system delivers no more. ValueError: runs that do not fit.
 def read_process(

@@ -63,7 +63,8 @@ VARIABLES = (
         "ZCOMM_CMA",
         "auto",
         "whether ranks of a node read each other's large arrays where they lie (cross memory"
-        " attach), if the system permits it; auto: those on huge pages; else they use windows",
+        " attach), if the system permits it; auto: in an all_gather only those on huge pages; else"
+        " they use windows",
         choices=("auto", "always", "never"),
     ),
     Variable(

@@ -72,10 +72,9 @@ class Uses:
 
 
 def use_small(monkeypatch, module, nbytes=1, block=20000):
-    """Let arrays of any size be read, or staged, in small blocks; tell what was."""
+    """Let arrays of any size be read, in small blocks; tell what was."""
     monkeypatch.setattr(module, "SMALLEST_NBYTES", nbytes)
-    for name in ("BLOCK_NBYTES", "GATHER_NBYTES", "REDUCE_NBYTES"):
-        monkeypatch.setattr(module, name, block, raising=False)
+    monkeypatch.setattr(module, "BLOCK_NBYTES", block)
     return Uses(monkeypatch, module)
 
 

@@ -14,7 +14,7 @@ from tests.collectives.dtypes import EVERY, as_array, assert_bits, drawn, store,
 from tests.collectives.nodes import own_process, share_memory, use_small
 from tests.collectives.worlds import WORLDS, caught, on
 from zcomm import CollectiveTimeout, PeerLost, ZcommError
-from zcomm.collectives import inside, node, staging
+from zcomm.collectives import inside, node
 from zcomm.layout import Layout, Segment
 from zcomm.transports.remote import RemoteMemory
 
@@ -22,25 +22,13 @@ NUMEL = 4096 * 3 + 77
 SPECS = ("2", "1x4", "2x2", "3+5", "uneven 3 levels")
 
 
-@pytest.fixture(params=["read", "staged"])
-def way(request):
-    """Whether arrays are read where they lie, or go through windows."""
-    return request.param
-
-
-@pytest.fixture
-def uses(monkeypatch, way):
-    return use_small(monkeypatch, node if way == "read" else staging)
-
-
 @pytest.fixture
 def reads(monkeypatch):
     return use_small(monkeypatch, node)
 
 
-def on_one_machine(monkeypatch, world, program, way="read", remote=own_process):
+def on_one_machine(monkeypatch, world, program, remote=own_process):
     """Run a program on ranks that all share memory, whatever the topology says."""
-    remote = remote if way == "read" else None
     topology = WORLDS[world]
     share_memory(monkeypatch, topology, len(topology.levels) - 1, remote)
     return on(world, program)
@@ -51,7 +39,7 @@ def kind_of(dtype):
 
 
 @pytest.mark.parametrize("dtype", EVERY)
-def test_every_dtype_and_reduction(monkeypatch, uses, way, dtype):
+def test_every_dtype_and_reduction(monkeypatch, reads, dtype):
     def program(comm):
         fulls = [drawn((4 * NUMEL,), dtype, 1, rank) for rank in range(4)]
         mine = as_array(fulls[comm.rank], dtype, kind_of(dtype))
@@ -65,15 +53,15 @@ def test_every_dtype_and_reduction(monkeypatch, uses, way, dtype):
             assert comm.all_reduce(x, op=op) is x
             assert_bits(x, total, dtype)
 
-    on_one_machine(monkeypatch, "1x4", program, way)
-    done = uses.take()
+    on_one_machine(monkeypatch, "1x4", program)
+    done = reads.take()
     assert all(read for _, read in done)
     assert len(done) == 4 * (1 + 2 * len(oracle.possible_ops(dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("world", SPECS)
-def test_sums_nest_as_the_levels_do(monkeypatch, uses, way, world, dtype):
+def test_sums_nest_as_the_levels_do(monkeypatch, reads, world, dtype):
     size = WORLDS[world].size
 
     def program(comm):
@@ -88,30 +76,30 @@ def test_sums_nest_as_the_levels_do(monkeypatch, uses, way, world, dtype):
             x = as_array(fulls[comm.rank], dtype, kind_of(dtype))
             assert_bits(comm.all_reduce(x, op="avg", algorithm=algorithm), total, dtype)
 
-    on_one_machine(monkeypatch, world, program, way)
-    done = uses.take()
+    on_one_machine(monkeypatch, world, program)
+    done = reads.take()
     assert len(done) == 4 * size
     assert all(read for _, read in done)
 
 
-def test_hops_of_several_levels_use_messages(monkeypatch, uses, way):
+def test_hops_of_several_levels_use_messages(monkeypatch, reads):
     def program(comm):
         x = np.full(NUMEL, comm.rank + 1, np.float32)
         assert (comm.all_reduce(x, algorithm="hierarchical") == 10).all()
 
-    on_one_machine(monkeypatch, "2x2", program, way)
-    assert uses.take() == 4 * [("all_reduce", False)]
+    on_one_machine(monkeypatch, "2x2", program)
+    assert reads.take() == 4 * [("all_reduce", False)]
 
 
-def test_codecs_use_messages(monkeypatch, uses):
+def test_codecs_use_messages(monkeypatch, reads):
     share_memory(monkeypatch, WORLDS["1x4"], 1, own_process)
     on("1x4", lambda c: c.all_gather(np.ones(NUMEL, np.float32), codec="int8"), min_numel=0)
-    assert uses.take() == 4 * [("all_gather", False)]
+    assert reads.take() == 4 * [("all_gather", False)]
 
 
 @pytest.mark.parametrize("numel", [0, 1, 3, 4095, 4097, 5001, 100_003])
-def test_sizes(monkeypatch, way, numel):
-    uses = use_small(monkeypatch, node if way == "read" else staging, nbytes=0)
+def test_sizes(monkeypatch, numel):
+    uses = use_small(monkeypatch, node, nbytes=0)
 
     def program(comm):
         fulls = [drawn((3 * numel,), "float32", 3, rank) for rank in range(3)]
@@ -123,14 +111,14 @@ def test_sizes(monkeypatch, way, numel):
         assert_bits(comm.reduce_scatter(mine), total[part], "float32")
         assert_bits(comm.all_reduce(mine), total, "float32")
 
-    on_one_machine(monkeypatch, "1+2 round-robin", program, way)
+    on_one_machine(monkeypatch, "1+2 round-robin", program)
     done = uses.take()
     assert numel < 3000 or done.count(("all_reduce", True)) == 3  # smaller ones are gathered whole
     assert ("reduce_scatter", False) not in done
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_inputs_and_outputs_of_any_form(monkeypatch, uses, way, wide):
+def test_inputs_and_outputs_of_any_form(monkeypatch, reads, wide):
     """Strided inputs and outputs, a list of several dtypes, and outputs wider than what travels."""
     out_dtype = "float32" if wide else "bfloat16"
 
@@ -154,8 +142,8 @@ def test_inputs_and_outputs_of_any_form(monkeypatch, uses, way, wide):
         comm.all_reduce(mine)
         assert_bits(mine, oracle.reduced(fulls, "bfloat16", comm.topology), "bfloat16")
 
-    on_one_machine(monkeypatch, "1x4", program, way)
-    done = uses.take()
+    on_one_machine(monkeypatch, "1x4", program)
+    done = reads.take()
     assert len(done) == 4 * 4
     assert all(read for _, read in done)
 
@@ -174,7 +162,7 @@ def uneven_layout(dtype, seed, size, extent=60_000):
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_uneven_layouts(monkeypatch, uses, way, wide):
+def test_uneven_layouts(monkeypatch, reads, wide):
     """Shards of scattered segments, empty ones, several dtypes; arrays wider than what travels."""
     size = 4
     dtypes = ("bfloat16", "float32", "int32")
@@ -222,12 +210,12 @@ def test_uneven_layouts(monkeypatch, uses, way, wide):
                     )
             assert_bits(place, expected, out)
 
-    on_one_machine(monkeypatch, "1x4", program, way)
-    assert sorted(uses.take()) == 4 * [("all_gather", True)] + 4 * [("reduce_scatter", True)]
+    on_one_machine(monkeypatch, "1x4", program)
+    assert sorted(reads.take()) == 4 * [("all_gather", True)] + 4 * [("reduce_scatter", True)]
 
 
 def test_one_rank_whose_arrays_are_not_worth_it(monkeypatch, reads):
-    """Then all use windows, and the next operation finds these free."""
+    """Then all gather through windows, and the next operation finds these free."""
 
     class Picky(RemoteMemory):
         def worthwhile(self, *memories):
@@ -246,11 +234,11 @@ def test_one_rank_whose_arrays_are_not_worth_it(monkeypatch, reads):
 
     on_one_machine(monkeypatch, "1x4", program, remote=remote)
     done = reads.take()
-    assert done.count(("all_gather", False)) == done.count(("all_reduce", False)) == 12
-    assert done.count(("all_gather", True)) == 12
+    assert done.count(("all_gather", False)) == done.count(("all_gather", True)) == 12
+    assert done.count(("all_reduce", True)) == 12
 
 
-def test_bytes_count_like_messages(monkeypatch, way):
+def test_bytes_count_like_messages(monkeypatch):
     def program(comm):
         x = np.ones((4, NUMEL), np.float32)
         comm.all_reduce(x)
@@ -259,8 +247,8 @@ def test_bytes_count_like_messages(monkeypatch, way):
         return comm.traffic.snapshot()
 
     expected = on("1x4", program)
-    uses = use_small(monkeypatch, node if way == "read" else staging)
-    assert on_one_machine(monkeypatch, "1x4", program, way) == expected
+    uses = use_small(monkeypatch, node)
+    assert on_one_machine(monkeypatch, "1x4", program) == expected
     assert all(read for _, read in uses.take())
 
 
@@ -297,7 +285,7 @@ def test_nobody_leaves_before_all_have_read(monkeypatch, reads, reader):
     assert all(read for _, read in reads.take())
 
 
-def test_asynchronous_and_in_parts(monkeypatch, uses, way):
+def test_asynchronous_and_in_parts(monkeypatch, reads):
     def program(comm):
         half = comm.split(comm.rank % 2, comm.rank)
         works = []
@@ -309,8 +297,8 @@ def test_asynchronous_and_in_parts(monkeypatch, uses, way):
             assert gathered.reshape(4, -1)[:, 0].tolist() == [call, call + 1, call + 2, call + 3]
             assert (reduced == 2 * (comm.rank % 2 + call) + 2).all()
 
-    on_one_machine(monkeypatch, "1x4", program, way)
-    assert all(read for _, read in uses.take())
+    on_one_machine(monkeypatch, "1x4", program)
+    assert all(read for _, read in reads.take())
 
 
 def test_a_late_rank_is_named(monkeypatch, reads):

@@ -1,6 +1,6 @@
 """The choice between the implementations of the kernels, and what all of them offer.
 
-*Kernels* are the functions below. Those that are chosen here read host memory, passed as 1-D
+*Kernels* are the four functions below. Those that are chosen here read host memory, passed as 1-D
 uint8 arrays of any alignment; those of a device take device memory instead
 (``zcomm.device.kernels_of``). ``dtype`` (float32, float16 or bfloat16) says what memory holds;
 ``starts`` and ``lengths`` are int64 arrays that place the segments in it, in elements. The wire of
@@ -24,9 +24,6 @@ from .wire import Bytes, Lengths
 
 class Kernels(Protocol):
     """What ``reference`` and ``native`` are; see ``reference`` for what each function does."""
-
-    def copy(self, out: Bytes, x: Bytes, total: int) -> None:
-        """Copy ``x`` to ``out``; past the caches where ``total``, written in all, is much."""
 
     def encode(
         self,

@@ -47,12 +47,6 @@ def instruction_set() -> str:
     return _native.instruction_set()
 
 
-def copy(out: Bytes, x: Bytes, total: int) -> None:
-    """Do what ``reference.copy`` does."""
-    if _native.copy(out, x, total) != _DONE:
-        raise ValueError(f"{x.size} bytes do not fit into {out.size}")
-
-
 def encode(
     codec: Codec,
     x: Bytes,

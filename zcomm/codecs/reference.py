@@ -32,17 +32,6 @@ from .wire import (
 CHUNK = 1 << 16  # elements computed at once, so that temporaries stay in the cache
 
 
-def copy(out: Bytes, x: Bytes, total: int) -> None:
-    """Copy bytes, a part of ``total`` that are written in all, which does not matter here.
-
-    Raises:
-        ValueError: the two differ in size.
-    """
-    if out.size != x.size:
-        raise ValueError(f"{x.size} bytes do not fit into {out.size}")
-    out[...] = x
-
-
 @exact_subnormals()
 def encode(
     codec: Codec,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zcomm.arrays import ITEMSIZE, View
-from zcomm.collectives import node, staging
+from zcomm.collectives import node
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
 from zcomm.collectives.jobs import Jobs, Move, Pack, Unpack
@@ -22,12 +22,11 @@ def all_gather(
 ) -> None:
     """Gather the shards of all ranks into the segments of ``fulls`` that the plan's layouts name.
 
-    Exact ones inside a node read the peers' (:mod:`zcomm.collectives.node`) or go through its
-    windows (:mod:`zcomm.collectives.staging`); all others are executed in pieces.
+    Exact ones inside a node read the peers' where that pays (:mod:`zcomm.collectives.node`); all
+    others are executed in pieces.
     """
-    arrays = channel, plan, shards, fulls
-    if not (node.all_gather(*arrays) or staging.all_gather(*arrays)):
-        all_gather_in_pieces(*arrays, draws)
+    if not node.all_gather(channel, plan, shards, fulls):
+        all_gather_in_pieces(channel, plan, shards, fulls, draws)
 
 
 def all_gather_in_pieces(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zcomm.arrays import ITEMSIZE, View
-from zcomm.collectives import node, staging
+from zcomm.collectives import node
 from zcomm.collectives.all_gather import all_gather, all_gather_in_pieces
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.reduce_scatter import reduce_last, reduce_scatter_in_pieces
@@ -34,14 +34,12 @@ def all_reduce(
        shard stays in float32 until then, so that it is rounded once.
     2. all_gather of the reduced shards; the owner, too, keeps what the others decode.
 
-    Exact ones inside a node do both in place, see :func:`zcomm.collectives.node.all_reduce` and
-    :func:`zcomm.collectives.staging.all_reduce`.
+    Exact ones inside a node do both in place, see :func:`zcomm.collectives.node.all_reduce`.
     """
     if plans.whole is not None:
         _reduce_whole(channel, plans.whole, plans.scatter, tensors, reduction, draws)
         return
-    arrays, last = (channel, plans, tensors), functools.partial(reduce_last, reduction)
-    if node.all_reduce(*arrays, last) or staging.all_reduce(*arrays, last):
+    if node.all_reduce(channel, plans, tensors, functools.partial(reduce_last, reduction)):
         return
     shards, pool = [], channel.pool
     for position, layout in enumerate(plans.scatter.layouts):

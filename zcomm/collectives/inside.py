@@ -1,8 +1,6 @@
-"""What both ways of exact operations inside a node share: blocks of shards, and waiting.
+"""What :mod:`zcomm.collectives.node` needs: blocks of shards, and waiting.
 
-A *block* is a part of a shard of so many bytes that it stays in the caches. Where ranks read each
-other's arrays is :mod:`zcomm.collectives.node`, where they go through windows
-:mod:`zcomm.collectives.staging`.
+A *block* is a part of a shard of so many bytes that it stays in the caches.
 """
 
 from __future__ import annotations

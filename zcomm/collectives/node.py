@@ -4,10 +4,11 @@ Instead of messages an *offer* goes through the windows: where a rank's arrays a
 them, in an order in which no two start with the same rank, and release the offer when they have;
 until all have, the rank stays inside the call, so that nobody changes or frees what is read.
 
-Reading pays where arrays lie on huge pages (see :mod:`zcomm.transports.remote`): every offer says
-whether the rank's do, and unless all do, all release the offers and use the windows instead. So it
-follows from what was exchanged which way is taken, and no bit depends on it. Sums are those of
-:func:`zcomm.collectives.reduce_scatter.nested_reduce`, block by block.
+Reductions gain by reading whatever the pages. An all_gather does where arrays lie on huge pages (see
+:mod:`zcomm.transports.remote`): every offer says whether the rank's do, and unless all do, all
+release the offers and use the windows instead. So it follows from what was exchanged which way is
+taken, and no bit depends on it. Sums are those of :func:`zcomm.collectives.wire.nested_reduce`,
+block by block.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def reduce_scatter(
 ) -> bool:
     """Do what :func:`zcomm.collectives.reduce_scatter.reduce_scatter` does, or return False.
 
-    1. Offer the own arrays; stop where not all offers are worth reading.
+    1. Offer the own arrays, and wait for all offers.
     2. Block by block, read the own shard's elements of all peers into scratch memory, and reduce
        them with the own ones, which are read where they are.
     3. Wait until all have read what they need.
@@ -101,8 +102,7 @@ def reduce_scatter(
     with host_kernels():
         sources = on_wire(fulls, plan)
         visit = _Visit(channel, plan)
-        if not visit.agree(sources):
-            return False
+        visit.trade(sources)
         visit.reduce(sources, shards, reduce, compact=True)
         for peer in visit.order:
             visit.release(peer)
@@ -113,7 +113,7 @@ def reduce_scatter(
 def all_reduce(channel: Channel, plans: AllReduce, tensors: Sequence[View], reduce: Reduce) -> bool:
     """Do what :func:`zcomm.collectives.all_reduce.all_reduce` does, or return False.
 
-    1. Offer the own tensors; stop where not all offers are worth reading.
+    1. Offer the own tensors, and wait for all offers.
     2. Reduce the own shard in place: nobody else reads it in the tensors of this rank.
     3. Say so. Of every peer that has said so too read the reduced shard, straight into its place:
        that peer reads it no more.
@@ -123,8 +123,7 @@ def all_reduce(channel: Channel, plans: AllReduce, tensors: Sequence[View], redu
         return False
     with host_kernels():
         visit, result = _Visit(channel, plans.scatter), _Visit(channel, plans.gather, slot=1)
-        if not visit.agree(tensors):
-            return False
+        visit.trade(tensors)
         visit.reduce(tensors, tensors, reduce, compact=False)
         for peer in visit.order:
             visit.release(peer)
@@ -158,18 +157,22 @@ class _Visit:
 
     def agree(self, views: Sequence[View]) -> bool:
         """Offer these arrays and tell whether all offers are worth reading."""
+        worth = self.trade(views, int(self._remote.worthwhile(*(host(v.memory) for v in views))))
+        if not worth:
+            for peer in self.order:
+                self.release(peer)
+        return worth
+
+    def trade(self, views: Sequence[View], worth: int = 1) -> bool:
+        """Offer these arrays, wait for all offers, and tell whether all are worth reading."""
         memories = [host(view.memory) for view in views]
-        worth = int(self._remote.worthwhile(*memories))
         self.offer([worth, *(memory.ctypes.data for memory in memories)])
         for peer in self.order:
             self.wait_for(peer)
             numbers = self._numbers(self._channel.ranks[peer])[: len(views) + 1]
             worth &= int(numbers[0])
             self._addresses[peer] = numbers[1:].copy()
-        if not worth:
-            for peer in self.order:
-                self.release(peer)
-        else:
+        if worth:
             count(self._channel, self._plan)
         return bool(worth)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from zcomm.arrays import ITEMSIZE, Memory, View
-from zcomm.collectives import node, staging
+from zcomm.collectives import node
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
 from zcomm.collectives.jobs import Jobs, Pack, Recode, Reduce
@@ -33,12 +33,11 @@ def reduce_scatter(
 ) -> None:
     """Reduce ``fulls`` over all ranks and write this rank's segments, compact, to ``shards``.
 
-    Exact ones inside a node read the peers' (:mod:`zcomm.collectives.node`) or go through its
-    windows (:mod:`zcomm.collectives.staging`); all others are executed in pieces.
+    Exact ones inside a node read the peers' (:mod:`zcomm.collectives.node`); all others are
+    executed in pieces.
     """
-    arrays, last = (channel, plan, fulls, shards), partial(reduce_last, reduction)
-    if not (node.reduce_scatter(*arrays, last) or staging.reduce_scatter(*arrays, last)):
-        reduce_scatter_in_pieces(*arrays, reduction, draws)
+    if not node.reduce_scatter(channel, plan, fulls, shards, partial(reduce_last, reduction)):
+        reduce_scatter_in_pieces(channel, plan, fulls, shards, reduction, draws)
 
 
 def reduce_scatter_in_pieces(

@@ -139,7 +139,7 @@ def unpack(wire: WireFormat, chunk: Memory, target: Place) -> None:
     if codec is None:
         at = 0
         for run in _runs(target):
-            _move(run, chunk[at : at + run.size], view.memory.size)
+            copy(run, chunk[at : at + run.size])
             at += run.size
     else:
         place = target.starts, target.lengths, view.memory, view.dtype
@@ -279,14 +279,6 @@ def encoder(wire: WireFormat, dtype: str) -> Codec | None:
     if wire.codec is None and dtype == wire.dtype:
         return None
     return wire.codec or CARRIER[wire.dtype]
-
-
-def _move(target: Memory, source: Memory, total: int) -> None:
-    """Copy a part of ``total`` bytes that are written: nobody reads many of them soon."""
-    if isinstance(target, DeviceMemory):
-        copy(target, source)
-    else:
-        _kernels_of(target).copy(target, source, total)
 
 
 def _runs(place: Place) -> Iterator[Memory]:

@@ -1,5 +1,5 @@
 // The Python module zcomm._native: the four kernels on uint8 arrays, programs of them, the choice of
-// loops, copies, counters in shared memory, and the memory of other processes.
+// loops, counters in shared memory, and the memory of other processes.
 //
 // Every kernel returns a Status as an int and runs without the GIL.
 #include <nanobind/nanobind.h>
@@ -10,14 +10,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "counters.h"
 #include "message.h"
-#include "past.h"
 #include "program.h"
 #include "remote.h"
 
@@ -263,14 +261,6 @@ uint64_t* counter(const Counters& counters, size_t index) {
     return counters.data() + index;
 }
 
-int copy(const Writable& out, const Readable& in, i64 total) {
-    if (out.size() != in.size()) return zcomm::DOES_NOT_FIT;
-    nb::gil_scoped_release release;
-    if (total >= zcomm::streamed_from) zcomm::copy_past(out.data(), in.data(), int64_t(in.size()));
-    else std::memcpy(out.data(), in.data(), in.size());
-    return zcomm::DONE;
-}
-
 // The sum of the lengths, or -1 where a run is negative or, with a `limit`, reaches beyond it.
 int64_t total(const Numbers& starts, const Numbers& lengths, int64_t limit) {
     if (starts.size() != lengths.size()) return -1;
@@ -332,7 +322,6 @@ NB_MODULE(_native, module) {
              "codec_out"_a, "lengths"_a, "out"_a)
         .def("run", &Program::run, "rows"_a.noconvert(), "seeds"_a);
     module.def("bind", &bind, "rows"_a.noconvert(), "row"_a, "array"_a.noconvert());
-    module.def("copy", &copy, "out"_a.noconvert(), "x"_a.noconvert(), "total"_a);
     module.def("read_process", &read_process, "pid"_a, "addresses"_a.noconvert(),
                "lengths"_a.noconvert(), "out"_a.noconvert(), "starts"_a.noconvert(),
                "sizes"_a.noconvert());

@@ -50,7 +50,7 @@ class RemoteMemory:
         self._always = always
 
     def worthwhile(self, *memories: HostMemory) -> bool:
-        """Tell whether others read this memory of ours faster than through a window.
+        """Tell whether others copy this memory of ours faster than through a window.
 
         That is where it lies on huge pages: the system looks up every page that is read.
         """
