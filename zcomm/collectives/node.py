@@ -4,8 +4,8 @@ Instead of messages an *offer* goes through the windows: where a rank's arrays a
 them, in an order in which no two start with the same rank, and release the offer when they have;
 until all have, the rank stays inside the call, so that nobody changes or frees what is read.
 
-Reductions gain by reading whatever the pages. An all_gather does where arrays lie on huge pages (see
-:mod:`zcomm.transports.remote`): every offer says whether the rank's do, and unless all do, all
+Reductions gain by reading whatever the pages. An all_gather does where arrays lie on huge pages
+(see :mod:`zcomm.transports.remote`): every offer says whether the rank's do, and unless all do, all
 release the offers and use the windows instead. So it follows from what was exchanged which way is
 taken, and no bit depends on it. Sums are those of :func:`zcomm.collectives.wire.nested_reduce`,
 block by block.
