@@ -95,6 +95,8 @@ def init(
     plain = place is None and device == transport == "auto"
     level = logging.DEBUG if plain else logging.INFO
     logging.getLogger("zcomm").log(level, "%s, transport %s", words, moves.name)
+    if control.windows is not None and control.rank == 0:
+        logging.getLogger("zcomm").debug(control.windows.reading)
     if not _MPI_STREAM:
         _MPI_STREAM.append(Stream())
     tuned = _tuning(channel, moves.name)

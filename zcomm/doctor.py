@@ -24,6 +24,7 @@ import topology
 import zcomm
 from zcomm import environment
 from zcomm.launcher import SIZE_VARIABLES
+from zcomm.transports import remote
 from zcomm.transports.nccl import load_nccl
 
 _LAUNCHER_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
@@ -86,6 +87,7 @@ def examine() -> list[Finding]:
         _module("mpi4py", "pip install zcomm"),
         *_mpi(),
         *_guarded("native kernels", _native_kernels),
+        *_guarded("memory of ranks", _reading),
         *_guarded("CUDA", _cuda),
         _module("cupy", _CUDA_EXTRA, required=False),
         *_guarded("CUDA driver", _driver),
@@ -209,6 +211,8 @@ def _job(mpi: Any) -> Iterator[Finding]:
         else:
             yield Finding("MPI job", f"{world.size} ranks")
         yield from _guarded("topology", lambda: _topology(world))
+        if remote.available():
+            yield from _guarded("memory of ranks", lambda: _reading_of(world))
     finally:
         mpi.Finalize()
 
@@ -267,6 +271,34 @@ def _native_kernels() -> Iterator[Finding]:
         return
     native.select(environment.text("ZCOMM_CPU"))
     yield Finding("native kernels", f"instruction set {native.instruction_set()}")
+
+
+def _reading() -> Iterator[Finding]:
+    """Say whether ranks of this machine can read each other's arrays; in a job its ranks try it."""
+    if not _launched_size()[0] and remote.available():
+        yield _way(*remote.examine())
+
+
+def _reading_of(world: Any) -> Iterator[Finding]:
+    node = world.Split_type(_shared_type())
+    try:
+        found, reason = remote.probe(node, node.allgather(world.Get_rank()))
+    finally:
+        node.Free()
+    yield _way(found is not None, reason)
+
+
+def _shared_type() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_TYPE_SHARED
+
+
+def _way(permitted: bool, reason: str) -> Finding:
+    if permitted:
+        return Finding("memory of ranks", f"read where it lies (process_vm_readv): {reason}")
+    value = f"through shared windows, without process_vm_readv: {reason}"
+    return Finding("memory of ranks", value, Status.ABSENT)
 
 
 def _cuda() -> Iterator[Finding]:

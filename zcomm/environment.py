@@ -60,6 +60,14 @@ VARIABLES = (
         "bytes of the largest single MPI message; larger ones are sent in parts",
     ),
     Variable(
+        "ZCOMM_CMA",
+        "auto",
+        "whether ranks of a node read each other's large arrays where they lie (cross memory"
+        " attach), if the system permits it; auto: in an all_gather only those on huge pages; else"
+        " they use windows",
+        choices=("auto", "always", "never"),
+    ),
+    Variable(
         "ZCOMM_CUDA_AWARE_MPI",
         "0",
         "1: MPI is given device memory; 0: device memory goes through pinned host memory",

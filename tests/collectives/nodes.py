@@ -1,5 +1,6 @@
 """Pipelines in small: many pieces of small arrays, and nodes whose threads share memory."""
 
+import os
 import time
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ from zcomm import bootstrap, pieces
 from zcomm.collectives import pipeline
 from zcomm.collectives.courier import Posted
 from zcomm.transports.local import Hub
+from zcomm.transports.remote import RemoteMemory
 from zcomm.transports.windows import Windows, window_nbytes
 
 
@@ -26,8 +28,11 @@ def uncut(monkeypatch):
         monkeypatch.setattr(pieces, name, 1 << 60)
 
 
-def share_memory(monkeypatch, topology, level=0):
-    """Give the threads of every group of a level windows, as MPI gives to the ranks of a node."""
+def share_memory(monkeypatch, topology, level=0, remote=None):
+    """Give the threads of every group of a level windows, as MPI gives to the ranks of a node.
+
+    ``remote``, of a group and one of its ranks, makes what reads the memory of these ranks.
+    """
 
     class SharingHub(Hub):
         def __init__(self, size):
@@ -38,8 +43,44 @@ def share_memory(monkeypatch, topology, level=0):
                     memories = [np.zeros(nbytes, np.uint8) for _ in group]
                     for index, rank in enumerate(group):
                         self.windows[rank] = Windows(memories, group, index)
+                        if remote is not None:
+                            self.windows[rank].remote = remote(group, rank)
 
     monkeypatch.setattr(bootstrap, "Hub", SharingHub)
+
+
+class Uses:
+    """Which operations a module executed, and which it left to others."""
+
+    def __init__(self, monkeypatch, module):
+        self._done = []
+        for name in ("all_gather", "reduce_scatter", "all_reduce"):
+            monkeypatch.setattr(module, name, self._watched(name, getattr(module, name)))
+
+    def _watched(self, name, function):
+        def call(*arguments):
+            used = function(*arguments)
+            self._done.append((name, used))
+            return used
+
+        return call
+
+    def take(self):
+        """Return what happened since the last call: (operation, whether it was executed)."""
+        done, self._done = self._done, []
+        return done
+
+
+def use_small(monkeypatch, module, nbytes=1, block=20000):
+    """Let arrays of any size be read, in small blocks; tell what was."""
+    monkeypatch.setattr(module, "SMALLEST_NBYTES", nbytes)
+    monkeypatch.setattr(module, "BLOCK_NBYTES", block)
+    return Uses(monkeypatch, module)
+
+
+def own_process(group, rank):
+    """Return what reads the memory of ranks that are threads of this process."""
+    return RemoteMemory(dict.fromkeys(group, os.getpid()), always=True)
 
 
 @contextmanager

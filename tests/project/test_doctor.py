@@ -9,7 +9,7 @@ import pytest
 
 import zcomm
 from topology import cost, from_shape
-from zcomm import cli, tuning
+from zcomm import cli, doctor, tuning
 from zcomm.tuning import Curve, Key
 
 DOCTOR = ("-m", "zcomm.cli", "doctor")
@@ -279,3 +279,15 @@ def test_cuda_that_is_there_and_cuda_that_is_not(launch):
         assert found[name]["status"] == "absent"
         assert remedy in found[name]["remedy"]
     assert found["CUDA driver"]["value"] == "RuntimeError: it is too old by far"
+
+
+@pytest.mark.parametrize("setting", ["never", "always"])
+def test_says_how_ranks_read_memory(monkeypatch, setting):
+    pytest.importorskip("zcomm._native")
+    monkeypatch.setenv("ZCOMM_CMA", setting)
+    (finding,) = [one for one in doctor.examine() if one.name == "memory of ranks"]
+    if setting == "never":
+        assert finding.value.endswith("without process_vm_readv: ZCOMM_CMA=never")
+    else:
+        assert "process_vm_readv" in finding.value
+        assert "never" not in finding.value

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zcomm.arrays import ITEMSIZE, View
+from zcomm.collectives import node
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
 from zcomm.collectives.jobs import Jobs, Move, Pack, Unpack
@@ -20,6 +21,18 @@ def all_gather(
     channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequence[View], draws: Draws
 ) -> None:
     """Gather the shards of all ranks into the segments of ``fulls`` that the plan's layouts name.
+
+    Exact ones inside a node read the peers' where that pays (:mod:`zcomm.collectives.node`); all
+    others are executed in pieces.
+    """
+    if not node.all_gather(channel, plan, shards, fulls):
+        all_gather_in_pieces(channel, plan, shards, fulls, draws)
+
+
+def all_gather_in_pieces(
+    channel: Channel, plan: Plan, shards: Sequence[View], fulls: Sequence[View], draws: Draws
+) -> None:
+    """Do what :func:`all_gather` does, in any topology and with any codec.
 
     Piece by piece, several at a time:
 

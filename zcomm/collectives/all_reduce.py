@@ -5,14 +5,16 @@ Replicas end bit-identical.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from zcomm.arrays import ITEMSIZE, View
-from zcomm.collectives.all_gather import all_gather
+from zcomm.collectives import node
+from zcomm.collectives.all_gather import all_gather, all_gather_in_pieces
 from zcomm.collectives.channel import Channel
-from zcomm.collectives.reduce_scatter import reduce_scatter
+from zcomm.collectives.reduce_scatter import reduce_last, reduce_scatter_in_pieces
 from zcomm.collectives.wire import Place, Reduction, nested_reduce
 from zcomm.device import scratch
 from zcomm.plan import AllReduce, Plan, WireFormat
@@ -31,9 +33,13 @@ def all_reduce(
     1. reduce_scatter: every rank reduces its shard of each tensor. Where the gather encodes, the
        shard stays in float32 until then, so that it is rounded once.
     2. all_gather of the reduced shards; the owner, too, keeps what the others decode.
+
+    Exact ones inside a node do both in place, see :func:`zcomm.collectives.node.all_reduce`.
     """
     if plans.whole is not None:
         _reduce_whole(channel, plans.whole, plans.scatter, tensors, reduction, draws)
+        return
+    if node.all_reduce(channel, plans, tensors, functools.partial(reduce_last, reduction)):
         return
     shards, pool = [], channel.pool
     for position, layout in enumerate(plans.scatter.layouts):
@@ -41,8 +47,8 @@ def all_reduce(
         dtype = "float32" if encoded else layout.dtype
         nbytes = layout.shard_numel(channel.rank) * ITEMSIZE[dtype]
         shards.append(View(pool.take(nbytes, tensors[position].memory), dtype))
-    reduce_scatter(channel, plans.scatter, tensors, shards, reduction, draws.stage(0))
-    all_gather(channel, plans.gather, shards, tensors, draws.stage(1))
+    reduce_scatter_in_pieces(channel, plans.scatter, tensors, shards, reduction, draws.stage(0))
+    all_gather_in_pieces(channel, plans.gather, shards, tensors, draws.stage(1))
     pool.give(*(shard.memory for shard in shards))
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from zcomm.arrays import ITEMSIZE, View
+from zcomm.arrays import ITEMSIZE, Memory, View
+from zcomm.collectives import node
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import DONE, Courier, Mail, Post, Regions, Ways
 from zcomm.collectives.jobs import Jobs, Pack, Recode, Reduce
 from zcomm.collectives.memories import LINE_NBYTES, Layer, Memories, Region, Run
 from zcomm.collectives.pipeline import Prepared, Steps
-from zcomm.collectives.wire import Reduction
+from zcomm.collectives.wire import Place, Reduction, nested_reduce, reduce
 from zcomm.layout import Indices, Segment
 from zcomm.pieces import Piece
 from zcomm.plan import Plan, WireFormat
@@ -30,6 +32,23 @@ def reduce_scatter(
     draws: Draws,
 ) -> None:
     """Reduce ``fulls`` over all ranks and write this rank's segments, compact, to ``shards``.
+
+    Exact ones inside a node read the peers' (:mod:`zcomm.collectives.node`); all others are
+    executed in pieces.
+    """
+    if not node.reduce_scatter(channel, plan, fulls, shards, partial(reduce_last, reduction)):
+        reduce_scatter_in_pieces(channel, plan, fulls, shards, reduction, draws)
+
+
+def reduce_scatter_in_pieces(
+    channel: Channel,
+    plan: Plan,
+    fulls: Sequence[View],
+    shards: Sequence[View],
+    reduction: Reduction,
+    draws: Draws,
+) -> None:
+    """Do what :func:`reduce_scatter` does, in any topology and with any codec.
 
     Piece by piece, several at a time:
 
@@ -292,3 +311,15 @@ class _Script:
             flat = hop.level is None and part.wire.codec is None
             nesting = plan.nesting if flat else None
             yield Reduce(part.wire, parts, run, plan.partials[position], nesting)
+
+
+def reduce_last(
+    reduction: Reduction, plan: Plan, position: int, chunks: Sequence[Memory], target: Place
+) -> None:
+    """Reduce the chunks of the last hop of a layout, those of a flat one as the levels nest."""
+    hop = plan.hops[-1]
+    wire = hop.formats[position]
+    if hop.level is None and wire.codec is None:
+        nested_reduce(plan.nesting, (wire, plan.partials[position]), chunks, target, reduction)
+    else:
+        reduce(wire, chunks, target, reduction)

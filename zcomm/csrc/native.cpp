@@ -1,5 +1,5 @@
 // The Python module zcomm._native: the four kernels on uint8 arrays, programs of them, the choice of
-// loops, and counters in shared memory.
+// loops, counters in shared memory, and the memory of other processes.
 //
 // Every kernel returns a Status as an int and runs without the GIL.
 #include <nanobind/nanobind.h>
@@ -17,6 +17,7 @@
 #include "counters.h"
 #include "message.h"
 #include "program.h"
+#include "remote.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -260,6 +261,29 @@ uint64_t* counter(const Counters& counters, size_t index) {
     return counters.data() + index;
 }
 
+// The sum of the lengths, or -1 where a run is negative or, with a `limit`, reaches beyond it.
+int64_t total(const Numbers& starts, const Numbers& lengths, int64_t limit) {
+    if (starts.size() != lengths.size()) return -1;
+    int64_t sum = 0;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+        int64_t start = starts.data()[i], length = lengths.data()[i];
+        if (length < 0 || length > INT64_MAX - sum) return -1;
+        if (limit >= 0 && (start < 0 || start > limit || length > limit - start)) return -1;
+        sum += length;
+    }
+    return sum;
+}
+
+int read_process(int pid, const Numbers& addresses, const Numbers& lengths, const Writable& out,
+                 const Numbers& starts, const Numbers& sizes) {
+    int64_t from = total(addresses, lengths, -1), to = total(starts, sizes, int64_t(out.size()));
+    if (from < 0 || from != to) throw nb::value_error("runs of bytes that do not fit");
+    nb::gil_scoped_release release;
+    zcomm::Runs source{addresses.data(), lengths.data(), int64_t(lengths.size())};
+    zcomm::Runs target{starts.data(), sizes.data(), int64_t(sizes.size())};
+    return zcomm::read_process(pid, source, out.data(), target);
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -298,6 +322,15 @@ NB_MODULE(_native, module) {
              "codec_out"_a, "lengths"_a, "out"_a)
         .def("run", &Program::run, "rows"_a.noconvert(), "seeds"_a);
     module.def("bind", &bind, "rows"_a.noconvert(), "row"_a, "array"_a.noconvert());
+    module.def("read_process", &read_process, "pid"_a, "addresses"_a.noconvert(),
+               "lengths"_a.noconvert(), "out"_a.noconvert(), "starts"_a.noconvert(),
+               "sizes"_a.noconvert());
+    module.def("permit_reading", &zcomm::permit_reading, "any"_a);
+    module.def("on_huge_pages",
+               [](const Readable& memory, i64 most) {
+                   return zcomm::on_huge_pages(memory.data(), i64(memory.size()), most);
+               },
+               "memory"_a.noconvert(), "most"_a);
     module.def("load_counter",
                [](const Counters& counters, size_t index) {
                    return zcomm::load_counter(counter(counters, index));

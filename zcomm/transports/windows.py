@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from zcomm.device import HostMemory
+from zcomm.transports.remote import RemoteMemory, available, probe
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -74,6 +75,10 @@ class Windows:
         self._read = [[0] * MOST_SLOTS for _ in ranks]
         self._num_slots = MOST_SLOTS
         self.ranks = frozenset(ranks)
+        self.remote: RemoteMemory | None = None
+        """What reads the memory of these ranks where it lies; None: nothing does."""
+        self.reading = ""
+        """The same in words, and why."""
 
     def slot(self, rank: int, slot: int, num_slots: int) -> HostMemory:
         """Return a slot of a rank's window, which is cut into ``num_slots``."""
@@ -144,7 +149,7 @@ class SharedWindows:
     def _possible(self) -> bool:
         """Tell whether all ranks of the node have the native module, and room for windows."""
         size = self._node.Get_size()
-        own = int(_has_native() and _shared_nbytes() > 2 * size * window_nbytes(size))
+        own = int(available() and _shared_nbytes() > 2 * size * window_nbytes(size))
         rows = np.empty(size, np.uint8)
         self._node.Allgather(np.array([own], np.uint8), rows)
         return bool(rows.all())
@@ -158,8 +163,11 @@ class SharedWindows:
             memories.append(np.frombuffer(memoryview(cast(Any, buffer)), np.uint8))
         me = self._node.Get_rank()
         memories[me][: 2 * _counters_nbytes(len(ranks))] = 0
-        self._node.Barrier()
-        return Windows(memories, ranks.tolist(), me)
+        made = Windows(memories, ranks.tolist(), me)
+        made.remote, reason = probe(self._node, ranks.tolist())  # a barrier, too
+        way = "through shared windows" if made.remote is None else "where they lie"
+        made.reading = f"ranks of a node read arrays {way} (process_vm_readv: {reason})"
+        return made
 
     def close(self) -> None:
         """Free the windows; all ranks of the node call it."""
@@ -167,14 +175,6 @@ class SharedWindows:
         if self._window is not None:
             self._window.Free()
         self._node.Free()
-
-
-def _has_native() -> bool:
-    try:
-        import_module("zcomm._native")
-    except ImportError:
-        return False
-    return True
 
 
 def _shared_nbytes() -> float:
