@@ -166,7 +166,8 @@ class Experts(nn.Module):
         y = torch.zeros_like(x)
         for index in chosen.unique().tolist():
             here = chosen == index
-            y[here] = self.experts[index](x[here]) * weight[here].unsqueeze(-1)
+            part = self.experts[index](x[here]) * weight[here].unsqueeze(-1)
+            y[here] = part.to(y.dtype)  # autocast
         return x + y
 
 
