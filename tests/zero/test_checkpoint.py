@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import json
 import threading
+import time
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.zero.models import Tower, differing_copy, loss_of, make, tokens
 from tests.zero.pretrained import MODELS, batch_of
 from tests.zero.runs import assert_same_bits, on, shard, whole
 from zcomm.errors import CheckpointError
+from zero.checkpoint import files
 from zero.checkpoint.files import write_tensors
 
 ZEROPP = dataclasses.replace(zero.Config.zeropp(), min_numel=0)
@@ -397,6 +399,19 @@ def saved_tower(path):
         zero.save(path, mine, optimizer)
 
     on("1x2", program)
+
+
+def test_rank_0_need_not_wait_for_what_others_do_in_the_folder(tmp_path, monkeypatch):
+    """It renames the folder once all parts are there, while a slow disk still has work for others."""
+    sync = files.sync_directory
+
+    def sync_slowly(path):
+        time.sleep(0.05 if path.name.startswith(".tmp") else 0)
+        sync(path)
+
+    monkeypatch.setattr(files, "sync_directory", sync_slowly)
+    saved_tower(tmp_path)
+    assert (tmp_path / "index.json").exists()
 
 
 def data_file(path, rank):

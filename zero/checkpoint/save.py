@@ -34,7 +34,6 @@ from zero.checkpoint.files import (
     sync_directory,
     write_index,
     write_tensors,
-    write_text,
 )
 from zero.checkpoint.plain import encode
 from zero.engine import Engine, engine_of
@@ -113,7 +112,10 @@ class _Job:
         part = self._captured.part
         part["file"], part["nbytes"], part["checksum"] = name, file.stat().st_size, checksum(file)
         self._captured.tensors.clear()
-        write_text(self._part(self._rank), json.dumps(part))
+        # The last that this rank does in the folder: rank 0 may rename it as soon as the part is there.
+        beside = self._part(self._rank).with_suffix(".tmp")
+        beside.write_text(json.dumps(part), encoding="utf-8")
+        beside.replace(self._part(self._rank))
         if self._rank == 0:
             self._commit()
 
