@@ -112,7 +112,7 @@ class _Job:
         part = self._captured.part
         part["file"], part["nbytes"], part["checksum"] = name, file.stat().st_size, checksum(file)
         self._captured.tensors.clear()
-        # The last that this rank does in the folder: rank 0 may rename it as soon as the part is there.
+        # The last thing in the folder: rank 0 may rename it as soon as the part is there.
         beside = self._part(self._rank).with_suffix(".tmp")
         beside.write_text(json.dumps(part), encoding="utf-8")
         beside.replace(self._part(self._rank))
