@@ -71,8 +71,13 @@ endef
 
 # $(call pytest,EXPRESSION): the tests that the expression selects, without MPI, then under mpirun.
 define pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not mpi and ($(1))" $(PYTEST_FLAGS) || test $$? -eq 5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not (mpi or timing) and ($(1))" $(PYTEST_FLAGS) || test $$? -eq 5
 	$(call under_mpi,$(BIN),,$(1))
+endef
+
+# Tests that compare times have the machine to themselves.
+define alone
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "timing and not mpi" $(PYTEST_FLAGS) || test $$? -eq 5
 endef
 
 test: $(INSTALLED)
@@ -80,11 +85,13 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(call pytest,$(FAST_TESTS) or $(LARGE))
+	$(alone)
 
 # What test-all has and test has not, or one part of it: SLICE=2/8.
 test-slice: PYTEST_FLAGS += $(if $(SLICE),--slice $(SLICE))
 test-slice: $(INSTALLED)
 	$(call pytest,$(LARGE))
+	$(alone)
 
 install-openmpi: $(OPENMPI_INSTALLED)
 

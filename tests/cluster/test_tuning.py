@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timing]
 
 LINK = "--rate 200mbit"
 CODECS = ("none", "int8")
@@ -46,7 +46,8 @@ def test_auto_is_at_most_15_percent_slower_than_the_best(cluster, tuned):
         rows = ROW.findall(run.stdout)
         assert len(rows) == 3 * len(CODECS) * len(SIZES)
         # At 4 KiB both ways take what a handshake takes; from megabytes on one sends twice as much.
-        assert {how for kib, *_, how in rows if kib == "2048"} == {"hierarchical"}
+        large = {how.split(":")[0] for kib, *_, how in rows if kib == "2048"}
+        assert large == {"hierarchical"}
         if run.returncode == 0:
             assert max(float(ratio) for *_, ratio, _ in rows) <= 1.15
             return
