@@ -23,7 +23,9 @@ def reference(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
+@pytest.mark.parametrize(
+    "prefetch", [0, 1, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 9))]
+)
 @pytest.mark.parametrize(("stage", "secondary"), [(0, None), (1, None), (3, None), (3, "node")])
 def test_no_bit_depends_on_prefetch(stage, secondary, prefetch, dtype):
     model = make(Tower, num_blocks=NUM_BLOCKS, dtype=dtype)

@@ -34,6 +34,7 @@ def test_two_groups(kind, config):
         assert_same_bits(outcome.parameters, expected.parameters)
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_times_zero(launch, tmp_path):
     run = launch("-m", "tests.zero.tensor_parallel_program", tmp_path / "init", num_ranks=4)
     assert run.returncode == 0, run.stderr

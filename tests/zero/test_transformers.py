@@ -109,6 +109,7 @@ def test_stages_have_the_same_bits(name, topology, dtype):
     check_same_bits(name, topology, dtype, steps=2)
 
 
+@pytest.mark.slow
 @NAMES
 def test_losses_of_one_process(name):
     """Sums in another order differ in the last bits; AdamW's first steps are of size lr."""
@@ -125,6 +126,7 @@ def test_accumulation_without_sync(name):
     check_same_bits(name, "2x2", torch.bfloat16, steps=2, micro=3, no_sync=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_autocast(name):
     expected = check_same_bits(name, "2x2", torch.float32, steps=2, forward=under_autocast)
@@ -132,6 +134,7 @@ def test_autocast(name):
     assert expected[0][0] != exact[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "llama-lora"])
 def test_activation_checkpointing(name, reentrant):
