@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from zcomm.layout import Layout, Segment
+from zcomm.layout import Layout
 from zero.unit import Buffer, split
 
 
@@ -35,15 +35,7 @@ class Differences:
     def layout(self, buffer: Buffer) -> Layout:
         """Return where the ranks' trainable runs lie, one after the other, in float32."""
         if buffer not in self._layouts:
-            start = 0
-            shards = []
-            for rank in self._rail:
-                segments = []
-                for run in buffer.layout.trainable_runs(rank):
-                    segments.append(Segment(start, run.numel))
-                    start += run.numel
-                shards.append(tuple(segments))
-            self._layouts[buffer] = Layout("float32", tuple(shards))
+            self._layouts[buffer] = buffer.layout.in_a_row(self._rail, "float32")
         return self._layouts[buffer]
 
     def own(self, buffer: Buffer) -> Tensor:

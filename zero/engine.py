@@ -86,3 +86,15 @@ def engine_of(owner: nn.Module | Optimizer) -> Engine:
     if not isinstance(engine, Engine):
         raise ValueError(f"{type(owner).__name__} was not returned by zero.shard")
     return engine
+
+
+def engine_of_both(model: nn.Module, optimizer: Optimizer) -> Engine:
+    """Return the engine of a model and the optimizer that was sharded with it.
+
+    Raises:
+        ValueError: they were not.
+    """
+    engine = engine_of(model)
+    if engine_of(optimizer) is not engine:
+        raise ValueError("the model and the optimizer were not sharded together")
+    return engine

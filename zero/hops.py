@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from zcomm import Codec, Communicator
-from zcomm.layout import Layout, Segment
+from zcomm.layout import Layout
 from zcomm.seeds import derive
 from zcomm.work import Work
 from zero.config import Config
@@ -212,15 +212,7 @@ class TwoHops:
     def _slice_layout(self, buffer: Buffer, dtype: str = "float32") -> Layout:
         key = (buffer, dtype)
         if key not in self._layouts:
-            start = 0
-            shards = []
-            for rank in self._rail:
-                segments = []
-                for run in buffer.layout.trainable_runs(rank):
-                    segments.append(Segment(start, run.numel))
-                    start += run.numel
-                shards.append(tuple(segments))
-            self._layouts[key] = Layout(dtype, tuple(shards))
+            self._layouts[key] = buffer.layout.in_a_row(self._rail, dtype)
         return self._layouts[key]
 
 

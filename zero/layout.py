@@ -99,6 +99,18 @@ class BufferLayout:
         ]
         return Layout(dtype_name(self.dtype), tuple(map(tuple, shards)))
 
+    def in_a_row(self, ranks: Sequence[int], dtype: str) -> Layout:
+        """Return where the trainable runs of these ranks lie when nothing is between them."""
+        start = 0
+        shards = []
+        for rank in ranks:
+            segments = []
+            for run in self.trainable_runs(rank):
+                segments.append(Segment(start, run.numel))
+                start += run.numel
+            shards.append(tuple(segments))
+        return Layout(dtype, tuple(shards))
+
     def trainable_runs(self, rank: int) -> tuple[Run, ...]:
         """Return the runs of one rank whose parameters have gradients."""
         return tuple(run for run in self.runs[rank] if self.slots[run.slot].trainable)

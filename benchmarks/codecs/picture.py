@@ -11,22 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib as mpl
-
-mpl.use("Agg")  # no display is needed, nor may one be looked for
-
 import numpy as np
 import numpy.typing as npt
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from benchmarks import figures
 from benchmarks.codecs.quality import Quality
 from benchmarks.codecs.sources import Source
-from benchmarks.launch import UsageError
 from zcomm.codecs import Codec
 from zcomm.codecs.codec import DEFAULT_BLOCK
 
@@ -53,30 +48,13 @@ _GAP = 0.16
 _TICKS = (0.508, 0.516, 0.531, 0.563, 1.002, 1.008, 1.016, 1.031, 2.0)
 
 
-def check(path: Path) -> None:
-    """Refuse a file whose suffix is no format of pictures.
-
-    Raises:
-        UsageError: the message says which are possible.
-    """
-    possible = sorted(FigureCanvasBase.get_supported_filetypes())
-    if path.suffix[1:].lower() not in possible:
-        raise UsageError(f"--quality {path}: its suffix must be one of {', '.join(possible)}")
-
-
 def draw(path: Path, sources: Sequence[Source], results: Sequence[Quality]) -> None:
     """Draw the results to a file whose suffix says the format.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    drawn = figure(sources, results)
-    try:
-        drawn.savefig(path, dpi=120)
-    except OSError as error:
-        raise UsageError(f"--quality {path}: {error.strerror}; give a file to write") from None
-    finally:
-        pyplot.close(drawn)
+    figures.save(figure(sources, results), path, "--quality", dpi=120)
 
 
 def figure(sources: Sequence[Source], results: Sequence[Quality]) -> Figure:

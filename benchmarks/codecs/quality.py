@@ -100,10 +100,11 @@ def run(options: Options) -> int:
 def _drawing(path: Path) -> Callable[[list[Source], list[Quality]], None]:
     """Return what will draw the picture, having checked that it can."""
     try:
+        from benchmarks import figures
         from benchmarks.codecs import picture
     except ImportError as error:
         raise UsageError(f"--quality {path}: {error}; pip install 'zcomm[bench]'") from None
-    picture.check(path)
+    figures.check(path, "--quality")
     return partial(picture.draw, path)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks import figures
 from benchmarks.collectives.options import size_nbytes
 from benchmarks.launch import Parser, UsageError
-from benchmarks.plots import levels, lines, look, sizes, steps
+from benchmarks.plots import levels, lines, sizes, steps
 
 Draw = Callable[[list[lines.Lines], int | None], Figure]
 KINDS: dict[str, Draw] = {"sizes": sizes.figure, "levels": levels.figure, "steps": steps.figure}
@@ -43,7 +44,7 @@ def parse(arguments: list[str]) -> Options:
     parser.add_argument("-o", "--output", type=Path, required=True, help="a picture: .png, .svg")
     parser.add_argument("-b", "--bytes", type=size_nbytes, help="levels: of which message size")
     given = parser.parse_args(arguments)
-    look.check(given.output)
+    figures.check(given.output, "-o")
     return Options(given.kind, tuple(given.files), given.output, given.bytes)
 
 
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
     try:
         options = parse(arguments)
         drawn = KINDS[options.kind]([lines.read(file) for file in options.files], options.nbytes)
-        look.save(drawn, options.output)
+        figures.save(drawn, options.output, "-o", dpi=140)
     except UsageError as error:
         print(f"benchmarks.plots: {error}", file=sys.stderr)
         return 2

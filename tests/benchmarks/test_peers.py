@@ -112,7 +112,8 @@ def test_time_on_a_core_is_busy_and_asleep_is_not():
     before = meters.times()
     while (busy := meters.times().since(before)).core < 0.05:
         pass
-    assert busy.wall >= 0.05
+    # A thread's account is brought up to date at every tick: 100 a second, or more.
+    assert busy.wall >= busy.core - 0.01
     before = meters.times()
     time.sleep(0.2)
     asleep = meters.times().since(before)

@@ -1,10 +1,17 @@
 """All peers that are installed train a tiny model on a cluster, two steps, and agree."""
 
 import json
+import statistics
 
 import pytest
+import torch
 
-from benchmarks.peers.registry import ALONE, PEERS
+from benchmarks.peers import driver
+from benchmarks.peers.options import parse
+from benchmarks.peers.rank import BATCHES, read_batches
+from benchmarks.peers.registry import ALONE, PEERS, ZEROPP
+from benchmarks.peers.results import EXACT_BOUND, QUANTISED_BOUND
+from benchmarks.training.model import GPT
 
 pytestmark = pytest.mark.cluster
 
@@ -33,14 +40,26 @@ def test_every_peer_has_a_row_or_says_why_not(objects, rows):
     assert set(rows) >= ZERO
 
 
-def test_losses_agree_and_fall(objects, rows):
+@pytest.fixture(scope="module")
+def first_loss(tmp_path_factory):
+    """Return the loss before the first step, by one process: the mean over the ranks' batches."""
+    options, folder = parse(SIZE.split()), tmp_path_factory.mktemp("batches")
+    driver.prepare(options, folder)
+    model = GPT(options.job.shape, options.job.seed).to(torch.bfloat16)
+    num_ranks = options.num_ranks
+    batches = [read_batches(folder / BATCHES, rank, num_ranks)[0] for rank in range(num_ranks)]
+    with torch.no_grad():
+        return statistics.fmean(model(batch.inputs, batch.targets).item() for batch in batches)
+
+
+def test_losses_agree_and_fall(objects, rows, first_loss):
     judged = objects[-1]["losses"]
     assert {verdict["name"] for verdict in judged} == set(rows) - {ALONE.name, "fsdp2"}
     assert all(verdict["holds"] for verdict in judged)
     for name in set(rows) - {ALONE.name}:
         assert len(rows[name]["losses"]) == 3
-        # Bytes are guessed at random before the first step.
-        assert rows[name]["losses"][0] == pytest.approx(5.545, rel=0.1)
+        bound = QUANTISED_BOUND if name == ZEROPP.name else EXACT_BOUND
+        assert rows[name]["losses"][0] == pytest.approx(first_loss, rel=bound)
         assert rows[name]["losses"][2] < rows[name]["losses"][0]
 
 
@@ -55,9 +74,10 @@ def test_link_bytes_are_those_of_theory(rows):
     # Half of a volume of 16 bits leaves a node of two for each gather and reduction.
     assert rows["zero3"]["counted_bytes"] == pytest.approx(3 * numel, rel=0.05)
     # Gloo's all_reduce is a ring, twice three quarters of a volume; its other collectives send
-    # every shard to every rank, of which half are on the other node.
-    assert rows["ddp"]["link_bytes"] == pytest.approx(3 * numel, rel=0.1)
-    assert rows["fsdp2"]["link_bytes"] == pytest.approx(6 * numel, rel=0.1)
+    # every shard to every rank, of which half are on the other node. FSDP2 keeps the root's own few
+    # parameters after forward.
+    for name, volumes in (("ddp", 3), ("fsdp2", 6)):
+        assert 0.99 * volumes * numel <= rows[name]["link_bytes"] <= 1.1 * volumes * numel
     assert rows[ALONE.name]["link_bytes"] < 0.01 * numel
     assert rows["zeropp"]["link_bytes"] < 0.3 * rows["zero3"]["link_bytes"]
 

@@ -55,7 +55,7 @@ def test_a_save_that_stops_at_any_point_leaves_the_one_before(point, tmp_path, m
         comm.barrier()
         if comm.rank == 0:
 
-            def stop(*arguments):
+            def stop(*arguments, **options):
                 raise KilledError("here")
 
             monkeypatch.setattr(f"zero.checkpoint.save.{point}", stop)

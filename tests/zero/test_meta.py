@@ -188,7 +188,9 @@ def test_transformers_with_their_own_initialiser(name):
         if wanted.unique().numel() <= 1:
             assert torch.equal(state[key], wanted), key
         elif wanted.numel() >= 1000:
-            assert state[key].std().item() == pytest.approx(wanted.std().item(), rel=0.2), key
+            # Of two normal samples of n values the spreads differ by 1 / sqrt(n), one sigma.
+            near = pytest.approx(wanted.std().item(), rel=6 / wanted.numel() ** 0.5)
+            assert state[key].std().item() == near, key
 
 
 class Bare(nn.Module):

@@ -1,33 +1,22 @@
-"""What :mod:`zcomm.collectives.node` needs: blocks of shards, and waiting.
+"""What :mod:`zcomm.collectives.node` needs to know of plans and arrays.
 
 A *block* is a part of a shard of so many bytes that it stays in the caches.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from zcomm import environment
 from zcomm.arrays import ITEMSIZE, DeviceMemory, HostMemory, Memory, View
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.wire import Place, pack
 from zcomm.device import scratch
 from zcomm.layout import Indices, Layout
 from zcomm.plan import Plan, WireFormat
-
-YIELDS = 50
-FIRST_SLEEP = 10e-6
-LONGEST_SLEEP = 100e-6
-BESIDE_SLEEP = 300e-6
-"""The longest sleep in the worker thread, where every wake-up takes the core from computing."""
 
 Table = tuple[Indices, Indices]
 """Starts and lengths of runs, in elements."""
@@ -117,40 +106,3 @@ def count(channel: Channel, plan: Plan) -> None:
         calls = int(message.level not in levels)
         channel.traffic.record(plan.counted_as, message.level, calls=calls, **sizes)
         levels.add(message.level)
-
-
-class Patience:
-    """Waits for peers of this node, the core given away: yields at first, then sleeps."""
-
-    def __init__(self, channel: Channel, plan: Plan) -> None:
-        beside = threading.current_thread() is not threading.main_thread()
-        self._longest = BESIDE_SLEEP if beside else LONGEST_SLEEP
-        self._channel = channel
-        self._plan = plan
-        self._timeout = environment.seconds("ZCOMM_TIMEOUT")
-        self.reset()
-
-    def reset(self) -> None:
-        """Something has moved."""
-        self._rests, self._pause, self._deadline = 0, FIRST_SLEEP, math.inf
-
-    def rest(self, late: Callable[[], list[int]]) -> None:
-        """Nothing has moved; ``late`` says who is waited for.
-
-        Raises:
-            CollectiveTimeout: not for ``ZCOMM_TIMEOUT`` seconds.
-        """
-        start = time.perf_counter()
-        self._rests += 1
-        if self._rests <= YIELDS:
-            os.sched_yield()
-        else:
-            time.sleep(self._pause)
-            self._pause = min(self._pause * 1.5, self._longest)
-            now = time.monotonic()
-            if self._deadline == math.inf:
-                self._deadline = now + self._timeout
-            elif now > self._deadline:
-                doing = self._plan.counted_as
-                raise self._channel.timed_out(doing, self._timeout, late())
-        self._channel.clock.add("comm", time.perf_counter() - start)

@@ -22,7 +22,6 @@ from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import FreeSlot, Inboxes
 from zcomm.collectives.inside import (
     Block,
-    Patience,
     Reduce,
     Table,
     blocks,
@@ -31,6 +30,7 @@ from zcomm.collectives.inside import (
     inside,
     on_wire,
 )
+from zcomm.collectives.pipeline import Idle
 from zcomm.collectives.wire import Place, host_kernels, pack, unpack
 from zcomm.layout import Indices
 from zcomm.pieces import in_flight, logical_nbytes, slot_nbytes
@@ -272,9 +272,9 @@ class _Visit:
 
 
 def _wait(channel: Channel, plan: Plan, pending: Pending) -> None:
-    """Wait for peers of this node, as :class:`Patience` does."""
+    """Wait for peers of this node."""
     if pending.done():
         return
-    patience = Patience(channel, plan)
+    idle = Idle(channel, plan)
     while not pending.done():
-        patience.rest(pending.late)
+        idle.rest(pending)

@@ -215,7 +215,7 @@ class _Loop:
 
     def run(self) -> None:
         """Run all pieces."""
-        channel, flights, idle = self._channel, self._flights, _Idle(self._channel, self._plan)
+        channel, flights, idle = self._channel, self._flights, Idle(self._channel, self._plan)
         while flights or self._number < len(self._scripts):
             begun = self._begin()
             channel.transport.poll()
@@ -281,7 +281,7 @@ class _Loop:
         return moved
 
 
-class _Idle:
+class Idle:
     """Gives the core away, and notices when nothing has happened for too long."""
 
     def __init__(self, channel: Channel, plan: Plan) -> None:

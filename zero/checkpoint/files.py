@@ -38,15 +38,21 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file that is whole under its name, or not there."""
+def write_text(path: Path, text: str, *, last: bool = False) -> None:
+    """Write a file that is whole under its name, or not there.
+
+    ``last``: another process may rename or remove the folder as soon as the file is there, so that
+    nothing is done in it after; the file need not survive a power failure.
+    """
     beside = path.with_name(f"{path.name}.tmp")
     with beside.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if not last:
+            os.fsync(file.fileno())
     beside.replace(path)
-    sync_directory(path.parent)
+    if not last:
+        sync_directory(path.parent)
 
 
 def write_tensors(

@@ -36,7 +36,7 @@ from zero.checkpoint.index import Index
 from zero.checkpoint.plain import decode
 from zero.checkpoint.save import FORMAT, wait_for_pending
 from zero.edits import note_versions
-from zero.engine import Engine, engine_of
+from zero.engine import Engine, engine_of_both
 from zero.exact import spread
 from zero.layout import Run, Slot, dtype_name
 from zero.unit import Buffer, Master, Unit, split
@@ -99,9 +99,7 @@ def load(
             end, another model or optimizer. The message names the file, or the parameter.
         ValueError: inside ``full_params``, or a model and optimizer that do not belong together.
     """
-    engine = engine_of(model)
-    if engine_of(optimizer) is not engine:
-        raise ValueError("the model and the optimizer were not sharded together")
+    engine = engine_of_both(model, optimizer)
     if engine.gathering.kept:
         raise ValueError("zero.load inside full_params: leave it first")
     wait_for_pending(engine)

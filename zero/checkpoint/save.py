@@ -34,9 +34,10 @@ from zero.checkpoint.files import (
     sync_directory,
     write_index,
     write_tensors,
+    write_text,
 )
 from zero.checkpoint.plain import encode
-from zero.engine import Engine, engine_of
+from zero.engine import Engine, engine_of_both
 
 FORMAT = "zero checkpoint 1"
 # A rank that has not written its part this long after the last one did is given up.
@@ -112,10 +113,7 @@ class _Job:
         part = self._captured.part
         part["file"], part["nbytes"], part["checksum"] = name, file.stat().st_size, checksum(file)
         self._captured.tensors.clear()
-        # The last thing in the folder: rank 0 may rename it as soon as the part is there.
-        beside = self._part(self._rank).with_suffix(".tmp")
-        beside.write_text(json.dumps(part), encoding="utf-8")
-        beside.replace(self._part(self._rank))
+        write_text(self._part(self._rank), json.dumps(part), last=True)
         if self._rank == 0:
             self._commit()
 
@@ -192,9 +190,7 @@ def save(
         TypeError: a state that is neither a tensor nor plain.
         ValueError: inside ``full_params``, or a model and optimizer that do not belong together.
     """
-    engine = engine_of(model)
-    if engine_of(optimizer) is not engine:
-        raise ValueError("the model and the optimizer were not sharded together")
+    engine = engine_of_both(model, optimizer)
     if engine.gathering.kept:
         raise ValueError("zero.save inside full_params: leave it first, so that edits are taken")
     wait_for_pending(engine)
