@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import zero
+from tests.marks import one_in
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.runs import SIZES, on, shard
 from zcomm import cli
@@ -70,8 +71,7 @@ LIVE = [
 ]
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("index", range(len(LIVE)))
+@pytest.mark.parametrize(("index", "itemsize"), one_in(2, range(len(LIVE)), [2, 4]))
 def test_live_bytes_are_within_two_percent(index, itemsize):
     config = dataclasses.replace(LIVE[index], min_numel=0)
     dtype = {2: torch.bfloat16, 4: torch.float32}[itemsize]
