@@ -291,6 +291,8 @@ class Communicator:
         if ready is not None:
             return self._run_ready(ready, async_op, x)
         self._check_peer(root)
+        if self.rank != root:
+            arguments.check_written(x)
         item = arguments.in_place(x)
         words = f"broadcast {item.full.dtype}[{item.full.numel}] root={root}"
         inline = None
@@ -311,6 +313,7 @@ class Communicator:
         """Receive into ``x``, which is contiguous, what one rank sends; return ``x``."""
         self._check_open("recv")
         self._check_peer(peer, other=True)
+        arguments.check_written(x)
         target = view(x)
         self._issuer.alone(lambda: plain.recv(self._channel, target, peer), target)
         return x

@@ -45,6 +45,11 @@ class Health:
         self.gate = Gate()
         self._reason = ""
 
+    @property
+    def broken(self) -> bool:
+        """Tell whether an operation ended in its middle."""
+        return bool(self._reason)
+
     def check(self) -> None:
         """Raise ZcommError where an operation ended in its middle."""
         if self._reason:
