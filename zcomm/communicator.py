@@ -77,7 +77,7 @@ class Communicator:
         self._guard = Guard(channel, name)
         self._table = small.Table(channel, self._guard)
         self._shelf = Shelf(self._table)
-        self._issuer = Issuer(stream, self._guard, channel.transport)
+        self._issuer = Issuer(stream, self._guard, channel)
         tuning = tuning or assume(channel.topology, channel.transport.name)
         self._planner = Planner(name, channel.rank, tuning)
         self._children: dict[tuple[str, int], Communicator] = {}
@@ -183,7 +183,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, shard, out)
-        items, result = arguments.gather_items(shard, out, self.size)
+        items, result = arguments.gather_items(shard, out, self.rank, self.size)
         made, items = self._planned_gather(items, codec, algorithm, self.min_numel)
         words = self._planner.describe(made)
         if small.fits(made):
@@ -220,7 +220,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, full, out)
-        items, result = arguments.reduce_items(full, out, self.size)
+        items, result = arguments.reduce_items(full, out, self.rank, self.size)
         keep = partial(self._shelf.keep_large_reduction, full, how, out)
         return self._reduce(items, result, *options, async_op, "", self._draws(), keep)
 
@@ -249,7 +249,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, x)
-        items = [arguments.in_place(one) for one in arguments.as_list(x)]
+        items = arguments.all_in_place(x)
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel, op)
         if any(codecs):
@@ -318,7 +318,7 @@ class Communicator:
     def barrier(self) -> None:
         """Return when all ranks have called."""
         self._check_open("barrier")
-        self._stream.call(self._barrier)
+        self._issuer.call(self._barrier)
 
     def _barrier(self) -> None:
         self._guard.check("barrier")
@@ -413,6 +413,10 @@ class Communicator:
         """Finish what was issued and release the transport; all ranks call it.
 
         Sub-communicators end with it.
+
+        Raises:
+            ZcommError: an operation ended in its middle. Memory shared with other ranks is kept
+                then; :func:`zcomm.init` works again where all ranks call it.
         """
         if self._owner is None:
             self._closed = True
@@ -421,10 +425,14 @@ class Communicator:
             self._owner.close()
 
     def leave(self) -> None:
-        """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch."""
+        """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch.
+
+        Raises:
+            ZcommError: an operation ended in its middle: nobody is waited for.
+        """
         if not self._closed:
             self._closed = True
-            self._stream.call(lambda: self._guard.check("leaving the job", patient=True))
+            self._issuer.call(partial(self._guard.check, "leaving the job", patient=True))
             self._stream.raise_unawaited()
 
     def __enter__(self) -> Communicator:
@@ -517,8 +525,8 @@ class Communicator:
         if self.closed:
             self._check_open("this call")
         if async_op:
-            return self._stream.submit(partial(ready, *arrays))
-        return self._stream.call(ready, *arrays)
+            return self._issuer.submit(partial(ready, *arrays))
+        return self._issuer.call(ready, *arrays)
 
     def _draws(self) -> Draws:
         return self._channel.calls.draws()

@@ -421,6 +421,47 @@ def test_rank_0_need_not_wait_for_what_others_do_in_the_folder(tmp_path, monkeyp
     assert (tmp_path / "index.json").exists()
 
 
+@pytest.mark.parametrize("full", ["a rank's file", "the index"])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_disk_that_is_full_is_said_by_all_ranks_and_leaves_nothing(
+    full, async_op, tmp_path, monkeypatch
+):
+    """The one before loads, and the next save has the room that there was."""
+    room = threading.Event()
+
+    def no_room(path, *rest):
+        if not room.is_set() and (full == "the index" or "00001" in path.name):
+            path.with_name(f"{path.name}.tmp").write_bytes(b"some of it")
+            raise OSError(28, "No space left on device")
+        real(path, *rest)
+
+    name = "write_index" if full == "the index" else "write_tensors"
+    real = getattr(zero.checkpoint.save, name)
+
+    def program(comm):
+        mine, optimizer = shard(comm, make(Tower), zero.Config())
+        for step in range(3):
+            one_step(mine, optimizer, comm.rank, step)
+            if step != 1:
+                zero.save(tmp_path, mine, optimizer, step=step, async_op=async_op).wait()
+                continue
+            before = sorted(tmp_path.glob("data-*/*"))
+            comm.barrier()
+            monkeypatch.setattr(zero.checkpoint.save, name, no_room)
+            with pytest.raises(CheckpointError, match=r"cannot be written.*No space left"):
+                zero.save(tmp_path, mine, optimizer, step=step, async_op=async_op).wait()
+            comm.barrier()
+            assert not list(tmp_path.glob(".tmp-*"))
+            assert set(before) <= set(tmp_path.glob("data-*/*"))
+            assert zero.load(tmp_path, mine, optimizer).step == 0
+            room.set()
+            comm.barrier()
+        assert zero.load(tmp_path, mine, optimizer).step == 2
+
+    on("1x2", program)
+    assert len(list(tmp_path.glob("data-*"))) == 1
+
+
 def data_file(path, rank):
     index = json.loads((path / "index.json").read_text())["content"]
     return path / index["folder"] / index["ranks"][rank]["file"]
