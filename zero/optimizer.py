@@ -83,14 +83,13 @@ class Stepper:
         return {
             "num_skipped": self.num_skipped,
             "consecutive": self._consecutive,
-            "loss_scale": self.scaler.scale,
-            "num_good": self.scaler.num_good,
+            **self.scaler.save_state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :class:`~zero.engine.StateProvider`."""
         self.num_skipped, self._consecutive = state["num_skipped"], state["consecutive"]
-        self.scaler.scale, self.scaler.num_good = state["loss_scale"], state["num_good"]
+        self.scaler.load_state(state)
         self._tell_scale()
 
     def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
