@@ -119,8 +119,9 @@ class Stepper:
         sums = np.zeros(2, np.float64)
         for buffer in self._buffers:
             for master in buffer.own_masters():
-                if master.tensor.grad is not None:
-                    whole = not mesh.is_split(buffer.parameters[master.run.slot])
+                parameter = buffer.parameters[master.run.slot]
+                if master.tensor.grad is not None and mesh.counts(parameter):
+                    whole = not mesh.is_split(parameter)
                     sums[int(whole)] += squared_norm(master.tensor.grad)
         rows = self._comm.all_gather_values(sums)
         of_split, of_whole = (sum(map(float, column)) for column in rows.T)

@@ -61,7 +61,14 @@ SETTINGS = (
         "int4 differences of weights, gradients as safe4",
         replace(_SAFE4, secondary="persistent", weights="int4"),
     ),
+    Setting(
+        "int8-weights",
+        "int8 weights, gradients without a codec",
+        _quantise_all(zero.Config(weights="int8", secondary="node")),
+    ),
 )
+USUAL = tuple(setting.name for setting in SETTINGS[:5])
+"""The settings of the comparison; the last one says which part of them a loss comes from."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.launch import Parser, UsageError
 from benchmarks.quality import gradients, report
-from benchmarks.quality.plan import EXACT, SETTINGS, Plan, Texts, divide
+from benchmarks.quality.plan import EXACT, ORDERED, SETTINGS, USUAL, Plan, Setting, Texts, divide
 from benchmarks.quality.results import Results
 from benchmarks.quality.train import Run, train
 from benchmarks.training import data
@@ -25,6 +25,7 @@ class Options:
     """What the user asked for."""
 
     plan: Plan
+    settings: tuple[Setting, ...]
     seeds: int
     data: Path | None
     output: Path
@@ -45,6 +46,8 @@ def parse(arguments: list[str]) -> Options:
     add = parser.add_argument
     add("--seeds", type=_positive, default=5, help="of each setting, at least 2 (5)")
     add("--steps", type=_positive, default=plan.steps, help=f"of a run ({plan.steps})")
+    names = [setting.name for setting in SETTINGS]
+    add("--settings", nargs="+", choices=names, default=USUAL, help=f"({' '.join(USUAL)})")
     add("--data", type=Path, help="a file or folder of text (standard library)")
     add("--output", type=Path, default=Path("build/quality"), help="folder (build/quality)")
     add(
@@ -58,7 +61,12 @@ def parse(arguments: list[str]) -> Options:
         raise UsageError("--seeds 1: one pair has no interval, at least 2")
     if given.steps < plan.evaluations:
         raise UsageError(f"--steps {given.steps}: at least {plan.evaluations}")
-    return Options(Plan(steps=given.steps), given.seeds, given.data, given.output, given.seconds)
+    # Without these two there are no pairs and no floor.
+    chosen = {EXACT.name, ORDERED.name, *given.settings}
+    settings = tuple(setting for setting in SETTINGS if setting.name in chosen)
+    return Options(
+        Plan(steps=given.steps), settings, given.seeds, given.data, given.output, given.seconds
+    )
 
 
 def _positive(text: str) -> int:
@@ -84,7 +92,7 @@ def _run(options: Options) -> int:
     texts = divide(text)
     digests = {setting.name: plan.digest(text, setting) for setting in SETTINGS}
     results = Results(options.output / "runs.jsonl", digests)
-    wanted = [(setting, seed) for seed in range(options.seeds) for setting in SETTINGS]
+    wanted = [(setting, seed) for seed in range(options.seeds) for setting in options.settings]
     missing = [(s, seed) for s, seed in wanted if (s.name, seed) not in results.runs]
     print(f"# {len(wanted)} runs of {plan.steps} steps, {len(missing)} to do", flush=True)
     for setting, seed in missing:
@@ -98,8 +106,9 @@ def _run(options: Options) -> int:
             f" {run.seconds:.0f} s",
             flush=True,
         )
-    for line in [*report.losses(results.runs, plan), "", *report.pairs(results.runs, plan), ""]:
-        print(line)
+    asked = {(setting.name, seed): results.runs[setting.name, seed] for setting, seed in wanted}
+    for table in (report.losses, report.pairs):
+        print(*table(asked, plan, options.settings), "", sep="\n")
     return _gradients(options, texts, results.runs[EXACT.name, 0])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.quality import statistics
 from benchmarks.quality.gradients import PAPER, SAFE4, Errors
-from benchmarks.quality.plan import EXACT, ORDERED, SETTINGS, Plan
+from benchmarks.quality.plan import EXACT, ORDERED, Plan, Setting
 from benchmarks.quality.train import Run
 
 Runs = Mapping[tuple[str, int], Run]
@@ -15,7 +15,7 @@ TARGET = 0.5
 """The most that safe4's error may be of the paper's."""
 
 
-def losses(runs: Runs, plan: Plan) -> Iterable[str]:
+def losses(runs: Runs, plan: Plan, settings: Sequence[Setting]) -> Iterable[str]:
     """Yield the table of validation losses after the last step, and the limit of claims."""
     floor = statistics.interval([*_differences(runs, ORDERED.name).values()])
     limit = statistics.limit_of(floor)
@@ -24,7 +24,7 @@ def losses(runs: Runs, plan: Plan) -> Iterable[str]:
         " | standard error | 95 % interval | |"
     )
     yield "|---|---|---|---|---|---|"
-    for setting in SETTINGS:
+    for setting in settings:
         mine = [run for (name, _), run in sorted(runs.items()) if name == setting.name]
         mean = sum(run.validation[-1] for run in mine) / len(mine)
         if setting == EXACT:
@@ -40,12 +40,12 @@ def losses(runs: Runs, plan: Plan) -> Iterable[str]:
     yield f"Limit: {limit:.3%}, the larger of 0.2 % and the floor's {floor.reach:.3%}."
 
 
-def pairs(runs: Runs, plan: Plan) -> Iterable[str]:
+def pairs(runs: Runs, plan: Plan, settings: Sequence[Setting]) -> Iterable[str]:
     """Yield the differences of every seed, at every evaluation."""
     seeds = sorted({seed for _, seed in runs})
     yield "| setting | after | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"
     yield "|---" * (len(seeds) + 2) + "|"
-    for setting in SETTINGS:
+    for setting in settings:
         if setting == EXACT:
             continue
         for number, after in enumerate(plan.evaluated_after()):
