@@ -29,7 +29,7 @@ from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import PAYLOAD_NBYTES, Guard
-from zcomm.hops import CodecSpec
+from zcomm.hops import CodecSpec, parse_codecs
 from zcomm.issue import Issuer
 from zcomm.layout import Layout
 from zcomm.plan import Plan
@@ -408,6 +408,22 @@ class Communicator:
         limit = self.min_numel if min_numel is None else min_numel
         how = op, codec, algorithm, reduce_dtype, limit, async_op, label, draws
         return self._reduce(items, shards, *how)
+
+    def reduction_algorithm(
+        self,
+        layouts: Sequence[Layout],
+        *,
+        codec: CodecSpec = None,
+        reduce_dtype: str | None = None,
+        op: str = "avg",
+    ) -> str:
+        """Return the ``algorithm`` that :meth:`reduce_layout` takes by itself, whatever the size.
+
+        With a codec bits depend on it; named in a call it is the same in every run.
+        """
+        codecs = parse_codecs(codec, len(self.topology.levels))
+        made = self._planner.plan("reduce_scatter", layouts, codecs, "auto", op, reduce_dtype)
+        return made.how
 
     def close(self) -> None:
         """Finish what was issued and release the transport; all ranks call it.
