@@ -71,7 +71,7 @@ def test_a_difference_is_said_on_all_ranks_and_the_job_goes_on():
 
 
 def test_an_absent_rank_is_named_and_may_come_late(monkeypatch):
-    monkeypatch.setenv("ZCOMM_TIMEOUT", "0.5")
+    monkeypatch.setenv("ZCOMM_TIMEOUT", "1")
     named = threading.Barrier(3)
 
     def program(comm):
@@ -79,7 +79,8 @@ def test_an_absent_rank_is_named_and_may_come_late(monkeypatch):
             named.wait(60)
             comm.all_reduce(np.ones(3, np.float32))
         else:
-            with pytest.raises(CollectiveTimeout, match="for rank 1"):
+            # Another one may be late as well, on a busy machine.
+            with pytest.raises(CollectiveTimeout, match=r"for ranks? (0, )?1"):
                 comm.all_reduce(np.ones(3, np.float32))
             monkeypatch.setenv("ZCOMM_TIMEOUT", "60")
             named.wait(60)
