@@ -6,11 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zcomm.torch.ddp import QuantizedAllReduce, all_reduce_hook
     from zcomm.torch.fsdp import quantize_fsdp
 
-_HOME = {"quantize_fsdp": "zcomm.torch.fsdp"}
+_HOME = {
+    "QuantizedAllReduce": "zcomm.torch.ddp",
+    "all_reduce_hook": "zcomm.torch.ddp",
+    "quantize_fsdp": "zcomm.torch.fsdp",
+}
 
-__all__ = ["quantize_fsdp"]
+__all__ = ["QuantizedAllReduce", "all_reduce_hook", "quantize_fsdp"]
 
 
 def __getattr__(name: str) -> Any:

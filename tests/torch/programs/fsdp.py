@@ -37,9 +37,13 @@ def network():
 
 @dataclass(frozen=True)
 class Case:
-    """How to shard and train; ``shard`` are arguments of fully_shard, ``set`` is called last."""
+    """How to shard and train.
+
+    ``shard`` are arguments of fully_shard, ``set`` is called last, ``narrow``: sums are 16-bit.
+    """
 
     shard: dict = field(default_factory=dict)
+    narrow: bool = False
     mesh: tuple = ()
     micro: int = 1
     frozen: tuple = ()
@@ -67,9 +71,9 @@ CASES = {
     "plain": Case(),
     "kept": Case({"reshard_after_forward": False}),
     "pairs": Case({"reshard_after_forward": 2}),
-    "bf16": Case({"mp_policy": BF16}),
-    "all bf16": Case({"mp_policy": ALL_BF16}),
-    "fp16": Case({"mp_policy": FP16}),
+    "bf16": Case({"mp_policy": BF16}, narrow=True),
+    "all bf16": Case({"mp_policy": ALL_BF16}, narrow=True),
+    "fp16": Case({"mp_policy": FP16}, narrow=True),
     "accumulated": Case(micro=3),
     "frozen": Case(frozen=("0.", "2.up")),
     "prefetched": Case(set=prefetching),
@@ -92,7 +96,8 @@ def train(case, install=None):
     if case.set:
         case.set(model)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    # Not Adam, whose first steps divide by what may be nearly nothing.
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     losses = []
     for _ in range(STEPS):
@@ -119,8 +124,8 @@ def compare(name):
         if same:
             assert torch.equal(one, other), f"{name}: parameters differ"
         else:
-            # Sums nest as the nodes do; AdamW's first steps divide by what may be nearly nothing.
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-3)
+            # Sums nest as the nodes do, and 16-bit ones are rounded in other places.
+            torch.testing.assert_close(one, other, rtol=0, atol=5e-3 if case.narrow else 1e-5)
     assert not same or exactly == losses, f"{name}: {exactly} {losses}"
     before = comm.traffic.wire_nbytes(level=1)
     quantised, _, comm = train(
