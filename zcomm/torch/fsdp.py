@@ -79,14 +79,35 @@ def quantize_fsdp(
         module.set_custom_reduce_scatter(reduce)
     if places.comm.rank == 0:
         logger.info("FSDP2: %d modules, weights %s, gradients %s", len(modules), weights, grads)
+        if any(_replicated(module) for _, module in modules):
+            logger.warning("FSDP2: the all_reduce among replicas (HSDP) is torch's own, and exact")
     return places.comm
+
+
+def _replicated(module: FSDPModule) -> bool:
+    mesh = getattr(_group(module), "mesh_info", None)
+    return getattr(mesh, "replicate_mesh_size", 1) > 1
 
 
 def _parameters(module: FSDPModule) -> Sequence[Any]:
     """Return FSDP's descriptions of the parameters that a module communicates, in its order."""
-    state = module._get_fsdp_state()
-    group = state._fsdp_param_group
+    group: Any = _group(module)
     return () if group is None else group.fsdp_params
+
+
+def _group(module: FSDPModule) -> Any:
+    """Return FSDP's description of what a module communicates; None: nothing.
+
+    Raises:
+        ValueError: parameters of one module on several meshes.
+    """
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.13
+    if groups is None:
+        return state._fsdp_param_group
+    if len(groups) > 1:
+        raise ValueError(f"{type(module).__name__} shards over {len(groups)} meshes, possible is 1")
+    return groups[0] if groups else None
 
 
 class _Comm:
