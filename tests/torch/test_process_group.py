@@ -4,6 +4,7 @@ Ranks are threads with a gloo group each, but where a test says that it starts t
 """
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -77,6 +78,7 @@ def test_an_absent_rank_is_named_and_may_come_late(monkeypatch):
     def program(comm):
         if comm.rank == 1:
             named.wait(60)
+            time.sleep(0.3)  # the others are in their next call before this one receives
             comm.all_reduce(np.ones(3, np.float32))
         else:
             # Another one may be late as well, on a busy machine.

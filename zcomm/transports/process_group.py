@@ -257,7 +257,9 @@ class ProcessGroupRounds:
             # Room for the longest there may be; gloo takes a shorter one.
             moves.start("recv", peer, self._table[number], ROUND, self._incoming)
         for number, peer in self._peers.items():
-            message = message_to(number, nbytes, self._own, self._outbox)
+            # gloo reads a message when the peer asks for it, and a late one asks after the next
+            # round has been written.
+            message = message_to(number, nbytes, self._own, self._outbox).copy()
             moves.start("send", peer, message, ROUND, self._outgoing)
         return []
 
