@@ -60,6 +60,7 @@ class ProcessGroupTransport:
         self.size: int = group.size()
         self.moved = threading.Condition()
         """Notified whenever a message is done."""
+        self.windows: Windows | None = None
         self._group = group
         self._release = release
         self._limit = environment.nbytes("ZCOMM_MESSAGE_LIMIT")
@@ -162,11 +163,6 @@ class ProcessGroupTransport:
         if self._failure is not None:
             raise PeerLost(self._failure)
 
-    @property
-    def windows(self) -> Windows | None:
-        """See :class:`zcomm.transports.base.Transport`."""
-        return None
-
     def rounds(
         self,
         ranks: Sequence[int],
@@ -186,6 +182,7 @@ class ProcessGroupTransport:
 
     def close(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
+        self.windows = None
         for queue in self._lines.values():
             queue.put(None)
         if self._release is not None:
