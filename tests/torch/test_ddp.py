@@ -156,7 +156,7 @@ def test_feedback_needs_a_codec_on_the_first_hop(comm):
 
 def trained(launch, ranks, *cases):
     command = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks
-    run = launch(*command, "tests/torch/programs/ddp.py", *cases)
+    run = launch(*command, "tests/torch/programs/ddp.py", "gloo", *cases)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[:-1] == [f"{case} passed" for case in cases]
 

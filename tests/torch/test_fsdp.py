@@ -155,7 +155,7 @@ def test_a_factor_multiplies_before_the_sum():
 
 def trained(launch, ranks, *cases):
     command = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks
-    run = launch(*command, "tests/torch/programs/fsdp.py", *cases)
+    run = launch(*command, "tests/torch/programs/fsdp.py", "gloo", *cases)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[:-1] == [f"{case} passed" for case in cases]
 

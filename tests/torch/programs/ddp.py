@@ -1,4 +1,4 @@
-"""Train with DDP on gloo with and without zcomm's hook, and compare; arguments are names of cases.
+"""Train with DDP with and without zcomm's hook, and compare; arguments: backend, names of cases.
 
 After every step the parameters of all ranks have to be the same bits.
 """
@@ -110,8 +110,8 @@ def compare(name):
 
 
 def main():
-    dist.init_process_group("gloo")
-    for name in sys.argv[1:]:
+    dist.init_process_group(sys.argv[1])
+    for name in sys.argv[2:]:
         compare(name)
     dist.destroy_process_group()
 

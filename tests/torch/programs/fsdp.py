@@ -1,6 +1,7 @@
-"""Train with FSDP2 on gloo with and without zcomm, and compare; the arguments are names of cases.
+"""Train with FSDP2 with and without zcomm, and compare.
 
-``torchrun ... fsdp.py CASE...``; prints "CASE passed" on rank 0. An assertion ends all ranks.
+``torchrun ... fsdp.py BACKEND CASE...``; prints "CASE passed" on rank 0. An assertion
+ends all ranks.
 """
 
 import sys
@@ -139,8 +140,8 @@ def compare(name):
 
 
 def main():
-    dist.init_process_group("gloo")
-    for name in sys.argv[1:]:
+    dist.init_process_group(sys.argv[1])
+    for name in sys.argv[2:]:
         compare(name)
     dist.destroy_process_group()
 
