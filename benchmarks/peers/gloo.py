@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import zcomm.torch
 from benchmarks.peers.options import Job
 from benchmarks.peers.rank import BETAS, LEARNING_RATE
-from benchmarks.peers.registry import ALONE, DDP, HPZ, QUANTISED
+from benchmarks.peers.registry import ALONE, DDP, ONE_LINE, RECIPE
 from benchmarks.training.data import Batch
 from benchmarks.training.model import GPT
 
@@ -25,8 +25,8 @@ def prepare(name: str, job: Job) -> GlooTraining:
     model = GPT(job.shape, job.seed).to(torch.bfloat16)
     if name in (ALONE.name, DDP.name):
         return _Mastered(model, replicated=name == DDP.name)
-    if name in (QUANTISED.name, HPZ.name):
-        return _Quantised(model, hpz=name == HPZ.name)
+    if name in (ONE_LINE.name, RECIPE.name):
+        return _Quantised(model, hpz=name == RECIPE.name)
     return _Sharded(model)
 
 
@@ -70,7 +70,7 @@ class _Sharded(GlooTraining):
 
 
 class _Quantised(_Sharded):
-    """The same, with one line more; with ``hpz`` nodes keep blocks for backward."""
+    """The same with ``quantize_fsdp``, one line; with ``hpz`` nodes keep blocks for backward."""
 
     def __init__(self, model: GPT, *, hpz: bool) -> None:
         ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
