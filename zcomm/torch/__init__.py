@@ -1,0 +1,36 @@
+"""zcomm for PyTorch programs: the torch.distributed backend "zcomm", and plug-ins.
+
+Importing it registers the backend; nothing is started, and MPI is not loaded, before
+``torch.distributed.init_process_group("zcomm")``. Under mpirun no MASTER_ADDR is needed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from zcomm.torch.register import register
+
+if TYPE_CHECKING:
+    from zcomm.torch.options import Options
+    from zcomm.torch.savings import Saving, savings
+
+_HOME = {
+    "Options": "zcomm.torch.options",
+    "Saving": "zcomm.torch.savings",
+    "savings": "zcomm.torch.savings",
+}
+
+__all__ = ["Options", "Saving", "savings"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'zcomm.torch' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+register()
