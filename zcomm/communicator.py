@@ -452,6 +452,15 @@ class Communicator:
             self.leave()
             self._owner.close()
 
+    def discard(self) -> None:
+        """Release the transport without a handshake; all ranks call it, and are known to be here.
+
+        For a group in which an operation failed: its ranks may be at different calls.
+        """
+        self._closed = True
+        if self._owner is not None:
+            self._owner.close()
+
     def leave(self) -> None:
         """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch."""
         if not self._closed:

@@ -13,12 +13,12 @@ from zcomm.torch.register import register
 
 if TYPE_CHECKING:
     from zcomm.torch.options import Options
-    from zcomm.torch.savings import Saving, savings
+    from zcomm.torch.saved import Saving, savings
 
 _HOME = {
     "Options": "zcomm.torch.options",
-    "Saving": "zcomm.torch.savings",
-    "savings": "zcomm.torch.savings",
+    "Saving": "zcomm.torch.saved",
+    "savings": "zcomm.torch.saved",
 }
 
 __all__ = ["Options", "Saving", "savings"]

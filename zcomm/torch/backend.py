@@ -1,4 +1,4 @@
-# mypy: disable-error-code="override"
+# mypy: disable-error-code="override,assignment"
 """The torch.distributed backend "zcomm": a process group whose operations are a communicator's.
 
 torch calls a process group by two ways: ``torch.distributed`` calls the methods of this class, C++
@@ -23,10 +23,10 @@ from zcomm.communicator import Communicator
 from zcomm.errors import CollectiveTimeout, ZcommError
 from zcomm.hops import CodecSpec
 from zcomm.torch import operations
+from zcomm.torch.identity import Identity
 from zcomm.torch.links import Link, connect
 from zcomm.torch.options import Options, check
-from zcomm.torch.register import NAME
-from zcomm.torch.savings import Savings
+from zcomm.torch.saved import Savings
 from zcomm.torch.tensors import reduction
 from zcomm.torch.together import Together
 from zcomm.torch.works import Handle, Queue
@@ -49,80 +49,22 @@ def eager(method: Method) -> Method:
         if "torch._dynamo" not in sys.modules:  # importing it takes a second
             return method(*args, **kwargs)
         if not disabled:
-            disabled.append(torch.compiler.disable(method))
+            disabled.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)
 
     return call  # type: ignore[return-value]
 
 
-class ZcommGroup(dist.ProcessGroup):
+class ZcommGroup(Identity):
     """A process group of backend "zcomm"."""
 
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
-
     def __init__(self, opts: Any, options: Options) -> None:
-        super().__init__(opts.group_rank, opts.group_size)
+        super().__init__(opts)
         self.options = options
-        self._name = str(opts.group_id)
-        self._description = ""
-        self._store = opts.store
-        self._timeout: timedelta = opts.timeout
         self._link: Link | None = connect(opts, options.min_numel)
         self._queue = Queue()
         self._coalesced: list[dist.Work] | None = None
         self.savings = Savings(self._name)
-
-    # What torch asks a group about itself
-
-    def getBackendName(self) -> str:
-        """Return the name of the backend."""
-        return NAME
-
-    def name(self) -> str:
-        """Return the name of the backend."""
-        return NAME
-
-    def getGroupName(self) -> str:
-        """Return the name that torch gave the group."""
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        """Take the name that torch gives the group."""
-        self._name = name
-
-    def getGroupDesc(self) -> str:
-        """Return the description that torch gave the group."""
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        """Take the description that torch gives the group."""
-        self._description = description
-
-    _set_group_name = setGroupName
-    _set_group_desc = setGroupDesc
-    group_name = property(getGroupName)
-    group_desc = property(getGroupDesc)
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        cuda = [torch.device("cuda")] if torch.cuda.is_available() else []
-        return [torch.device("cpu"), *cuda]
-
-    def _get_backend(self, device: torch.device) -> ZcommGroup:
-        """Return what serves a device: the group itself."""
-        return self
-
-    def get_group_store(self) -> Any:
-        """Return the store of the group."""
-        return self._store
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time after which an operation gives up waiting for the others."""
-        self._timeout = timeout
-
-    _set_default_timeout = set_timeout
 
     @property
     def communicator(self) -> Communicator:

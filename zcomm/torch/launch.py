@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from zcomm import launcher
 from zcomm.placement import BOOT_ID
@@ -30,21 +30,21 @@ def by_mpi() -> bool:
     return bool(started) or any(name in os.environ for name in _MPI_RANKS)
 
 
-def meet(timeout: timedelta) -> tuple[dist.Store, int, int]:
+def meet(timeout: timedelta) -> tuple[Store, int, int]:
     """Return a store that all ranks of the MPI job share, this rank's number, and their number."""
     world = launcher.world()
     rank, size = world.Get_rank(), world.Get_size()
-    store: dist.Store | None = None
+    store: Store | None = None
     port = 0
     if rank == 0:
         # Port 0: the system chooses. Others cannot come before they are told which.
-        store = dist.TCPStore("localhost", 0, size, True, timeout, wait_for_workers=False)
+        store = TCPStore("localhost", 0, size, True, timeout, wait_for_workers=False)
         port = store.port
     address = _address(world)
     number = np.array([port], np.int64)
     world.Bcast(number, 0)
     if store is None:
-        store = dist.TCPStore(address, int(number[0]), size, False, timeout, wait_for_workers=False)
+        store = TCPStore(address, int(number[0]), size, False, timeout, wait_for_workers=False)
     return store, rank, size
 
 

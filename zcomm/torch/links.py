@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
@@ -32,7 +31,7 @@ class Link(Protocol):
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator; all ranks of the group ask for it together the first time."""
+        """The communicator."""
 
     @property
     def messages(self) -> Messages:
@@ -75,20 +74,23 @@ class _World:
         """Return the link of the default group."""
         world = _all(rank, size)
         cls._now = world
-        world.communicator = zcomm_world(world.comm, min_numel)
+        world.communicator = bootstrap.init(comm=world.comm, min_numel=min_numel)
         return _Default(world)
 
     @classmethod
     def current(cls) -> _World:
-        """Return the world that groups belong to; where torch's default group is another
-        backend's, that is MPI's, which then has to number the ranks as torch does."""
+        """Return the world that groups belong to.
+
+        Where torch's default group is another backend's, that is MPI's, which then has to number
+        the ranks as torch does.
+        """
         if cls._now is None:
             world = launcher.world()
             here, there = world.Get_rank(), dist.get_rank()
             if here != there:
                 raise ValueError(
-                    f"torch.distributed says rank {there}, MPI rank {here}: groups of backend zcomm "
-                    "need the same numbers, or a default group of backend zcomm"
+                    f"torch.distributed says rank {there}, MPI rank {here}: groups of backend "
+                    "zcomm need the same numbers, or a default group of backend zcomm"
                 )
             cls._now = cls(world)
         return cls._now
@@ -110,7 +112,7 @@ class _World:
         self.communicator.leave()
         for group in self._groups:
             group.free()
-        self.communicator.close()
+        self.communicator.discard()
         self.comm.Free()
         type(self)._now = None
 
@@ -123,12 +125,8 @@ def _all(rank: int, size: int) -> _World:
             "default group of backend zcomm holds all of them"
         )
     exits.install(world)
-    return _World(world.Split(0, rank))
-
-
-def zcomm_world(comm: MPI.Intracomm, min_numel: int) -> Communicator:
-    """Return the communicator of all ranks."""
-    return bootstrap.init(comm=comm, min_numel=min_numel)
+    ordered: Any = world.Split(0, rank)
+    return _World(ordered)
 
 
 class _Default:
@@ -151,25 +149,18 @@ class _Default:
 
 
 class _Group:
-    """The link of some ranks; what they need for collectives is made at the first of them."""
+    """The link of some ranks."""
 
     def __init__(
         self, world: _World, comm: MPI.Intracomm, ranks: Sequence[int], name: str, min_numel: int
     ) -> None:
-        self._world = world
         self._comm = comm
-        self._ranks = ranks
-        self._name = name
-        self._min_numel = min_numel
         self.messages: Messages = MpiMessages(comm)
-
-    @cached_property
-    def communicator(self) -> Communicator:
-        """See :class:`Link`."""
-        parent = self._world.communicator
-        if parent is None:
-            return bootstrap.init(comm=self._comm, min_numel=self._min_numel, abort=False)
-        return bootstrap.subgroup(parent, self._comm, self._ranks, self._name, self._min_numel)
+        # Now, not at the first collective: MPI makes communicators one at a time.
+        if world.communicator is None:
+            self.communicator = bootstrap.init(comm=comm, min_numel=min_numel, abort=False)
+        else:
+            self.communicator = bootstrap.subgroup(world.communicator, comm, ranks, name, min_numel)
 
     def close(self) -> None:
         """See :class:`Link`."""
@@ -177,6 +168,5 @@ class _Group:
 
     def free(self) -> None:
         """Free what MPI holds for the group; all its ranks call it."""
-        if "communicator" in vars(self):
-            self.communicator.close()
+        self.communicator.discard()
         self._comm.Free()

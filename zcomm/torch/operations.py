@@ -7,6 +7,7 @@ tensor per rank. Outputs may have any strides.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ def all_reduce(
     if factor is not None:
         for target in targets:
             target.flat.mul_(factor)
-    comm.all_reduce([target.flat for target in targets], op=op, codec=codec)
+    comm.all_reduce(_one_or_all([target.flat for target in targets]), op=op, codec=codec)
     for target in targets:
         target.deliver()
 
@@ -68,7 +69,8 @@ def all_gather_single(comm: Communicator, outs: Tensors, ins: Tensors, codec: Co
         how = f"{comm.size} ranks with {own.numel()} each"
         require_numel("all_gather_single", "output", out.numel(), comm.size * own.numel(), how)
     targets = [Target(out) for out in outs]
-    comm.all_gather([flat(own) for own in ins], [target.flat for target in targets], codec=codec)
+    places = _one_or_all([target.flat for target in targets])
+    comm.all_gather(_one_or_all([flat(own) for own in ins]), places, codec=codec)
     for target in targets:
         target.deliver()
 
@@ -102,7 +104,8 @@ def reduce_scatter_single(
         require_numel("reduce_scatter_single", "input", full.numel(), comm.size * out.numel(), how)
     fulls = [flat(full) if factor is None else flat(full) * factor for full in ins]
     targets = [Target(out) for out in outs]
-    comm.reduce_scatter(fulls, [target.flat for target in targets], op=op, codec=codec)
+    places = _one_or_all([target.flat for target in targets])
+    comm.reduce_scatter(_one_or_all(fulls), places, op=op, codec=codec)
     for target in targets:
         target.deliver()
 
@@ -209,6 +212,11 @@ def _exchange(
         target.deliver()
 
 
+def _one_or_all(tensors: list[torch.Tensor]) -> Any:
+    """Return the only tensor, whose calls are kept ready, or all in one message."""
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
 def _split(whole: torch.Tensor, outs: Tensors) -> None:
     start = 0
     for out in outs:
@@ -234,4 +242,5 @@ def all_reduce_sparse(comm: Communicator, x: torch.Tensor) -> None:
     all_gather_list(comm, values, own.values(), None)
     # In the order of ranks, on all ranks: the same bits everywhere.
     whole = torch.sparse_coo_tensor(torch.cat(indices).t(), torch.cat(values), x.shape)
-    x.detach().copy_(whole.coalesce())
+    with torch.no_grad():
+        x.copy_(whole.coalesce())  # not detached, which would keep another number of entries

@@ -14,17 +14,16 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 NAME = "zcomm"
-Meeting = tuple[dist.Store, int, int]
+Meeting = tuple[Store, int, int]
 
 
 def register() -> None:
     """Register the backend and the rendezvous, once."""
     if NAME.upper() in dist.Backend._plugins:
         return
-    if not hasattr(dist, "ProcessGroup"):
-        return  # torch was built without torch.distributed
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     # torch.distributed.rendezvous is the function; the module of that name holds the handlers.
     handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers

@@ -21,7 +21,9 @@ class Together(dist.Work):
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait for all; raises what the first that failed raises."""
-        return all([work.wait(timeout) for work in self._works])
+        for work in self._works:
+            work.wait(timeout)
+        return True
 
     def is_completed(self) -> bool:
         """Tell whether all have ended."""

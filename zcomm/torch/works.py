@@ -47,7 +47,7 @@ class Handle(dist.Work):
     def run(self, execute: Callable[[], None], seconds: float) -> None:
         """Run the operation in this thread; what it raises is kept for those who wait."""
         try:
-            if self._side is not None:
+            if self._side is not None and self._before is not None:
                 self._side.wait_event(self._before)
             with patience.limited(seconds), _on(self._side):
                 execute()
@@ -91,7 +91,9 @@ class Handle(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            devices = [] if self._side is None else [self._side.device]
+            devices: list[int | str | torch.device] = (
+                [] if self._side is None else [self._side.device]
+            )
             self._future = torch.futures.Future(devices=devices)
             ended = self._ended.is_set()
         if ended:
@@ -100,7 +102,9 @@ class Handle(dist.Work):
 
     def is_completed(self) -> bool:
         """Tell whether the operation has ended, well or not."""
-        return self._ended.is_set() and (self._passed is None or self._passed.query())
+        if not self._ended.is_set():
+            return False
+        return self._passed is None or bool(self._passed.query())  # type: ignore[no-untyped-call]
 
     def is_success(self) -> bool:
         """Tell whether the operation has ended without an error."""
@@ -171,7 +175,7 @@ class Queue:
         if device is None:
             return None
         if device not in self._sides:
-            self._sides[device] = torch.cuda.Stream(device)
+            self._sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         for x in tensors:
             x.record_stream(self._sides[device])
         return self._sides[device]
