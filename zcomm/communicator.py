@@ -24,7 +24,7 @@ from zcomm.arrays import View, view
 from zcomm.collectives import plain, small
 from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.all_reduce import all_reduce
-from zcomm.collectives.channel import Channel
+from zcomm.collectives.channel import Channel, in_words
 from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
@@ -134,6 +134,21 @@ class Communicator:
         ranks.sort(key=lambda rank: (int(rows[rank, 1]), rank))
         self._splits += 1
         return self._subgroup(f"{self.name}/split{self._splits}.{color}", tuple(ranks))
+
+    def among(self, ranks: Sequence[int]) -> Communicator:
+        """Return the communicator of some ranks, in this order; all of them call it.
+
+        Nothing is sent, so that other ranks need not know; every call returns a new one.
+
+        Raises:
+            ValueError: ranks that are not of this group, or among which this one is not.
+        """
+        chosen = tuple(ranks)
+        if len(set(chosen)) != len(chosen) or not set(chosen) <= set(range(self.size)):
+            raise ValueError(f"ranks {chosen}: different ones of 0 to {self.size - 1}")
+        if self.rank not in chosen:
+            raise ValueError(f"rank {self.rank} is not among ranks {chosen}")
+        return self._subgroup(f"{self.name}/{in_words(chosen)}", chosen)
 
     @property
     def tuning(self) -> Tuning:

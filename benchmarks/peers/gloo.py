@@ -1,4 +1,4 @@
-"""The training by torch alone, over gloo: FSDP2, DDP, and every rank for itself."""
+"""The training by torch over gloo: FSDP2 alone and with zcomm, DDP, and every rank for itself."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import zcomm.torch
 from benchmarks.peers.options import Job
 from benchmarks.peers.rank import BETAS, LEARNING_RATE
-from benchmarks.peers.registry import ALONE, DDP
+from benchmarks.peers.registry import ALONE, DDP, QUANTISED
 from benchmarks.training.data import Batch
 from benchmarks.training.model import GPT
 
@@ -24,7 +25,7 @@ def prepare(name: str, job: Job) -> GlooTraining:
     model = GPT(job.shape, job.seed).to(torch.bfloat16)
     if name in (ALONE.name, DDP.name):
         return _Mastered(model, replicated=name == DDP.name)
-    return _Sharded(model)
+    return _Quantised(model) if name == QUANTISED.name else _Sharded(model)
 
 
 class GlooTraining:
@@ -37,8 +38,9 @@ class GlooTraining:
     def barrier(self) -> None:
         dist.barrier()
 
-    def counted_nbytes(self) -> None:
+    def counted_nbytes(self) -> int | None:
         """Return None: gloo does not count."""
+        return None
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -63,6 +65,18 @@ class _Sharded(GlooTraining):
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.item()
+
+
+class _Quantised(_Sharded):
+    """The same, with one line more."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__(model)
+        self._comm = zcomm.torch.quantize_fsdp(model)
+
+    def counted_nbytes(self) -> int | None:
+        """Return the wire bytes that this rank has sent between nodes."""
+        return self._comm.traffic.wire_nbytes(level=1)
 
 
 class _Mastered(GlooTraining):

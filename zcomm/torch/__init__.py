@@ -1,4 +1,4 @@
-"""zcomm for PyTorch programs: the torch.distributed backend "zcomm", and plug-ins.
+"""zcomm for PyTorch programs: the torch.distributed backend "zcomm", plug-ins for FSDP2 and DDP.
 
 Importing it registers the backend; nothing is started, and MPI is not loaded, before
 ``torch.distributed.init_process_group("zcomm")``. Under mpirun no MASTER_ADDR is needed.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zcomm.torch.register import register
 
 if TYPE_CHECKING:
+    from zcomm.torch.fsdp import quantize_fsdp
     from zcomm.torch.options import Options
     from zcomm.torch.saved import Saving, savings
 
@@ -19,9 +20,15 @@ _HOME = {
     "Options": "zcomm.torch.options",
     "Saving": "zcomm.torch.saved",
     "savings": "zcomm.torch.saved",
+    "quantize_fsdp": "zcomm.torch.fsdp",
 }
 
-__all__ = ["Options", "Saving", "savings"]
+__all__ = [
+    "Options",
+    "Saving",
+    "savings",
+    "quantize_fsdp",
+]
 
 
 def __getattr__(name: str) -> Any:

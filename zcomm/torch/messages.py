@@ -1,38 +1,28 @@
 """Single messages between two ranks of a group: beside the collectives, never behind them.
 
-A message is started at once, in the caller's thread, and moves on whenever somebody asks for it or
-communicates: two ranks may send to each other before either receives.
+A message is started at once, in the caller's thread: two ranks may send to each other before either
+receives. Its memory is left alone until its work is done.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from zcomm.errors import CollectiveTimeout
 from zcomm.torch.works import NO_LIMIT
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-SPINS = 100
-FIRST_SLEEP = 10e-6
-LONGEST_SLEEP = 500e-6
 
 
 class Messages(Protocol):
     """The messages of one group."""
 
     def send(self, x: torch.Tensor, peer: int, tag: int, seconds: float) -> dist.Work:
-        """Start sending a tensor, which is left alone until the work is done."""
+        """Start sending a tensor; ``wait`` gives up after so many seconds."""
 
     def receive(self, x: torch.Tensor, peer: int | None, tag: int, seconds: float) -> dist.Work:
         """Start receiving into a tensor from one rank, or from any."""
@@ -41,114 +31,75 @@ class Messages(Protocol):
         """Give up what was started and has not ended."""
 
 
-class MpiMessages:
-    """Messages through MPI, which has tags, any source, and messages to oneself."""
+class Staged(NamedTuple):
+    """A contiguous CPU tensor for one of any place and strides; ``target`` gets what arrives."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
-        self._under_way: list[Message] = []
+    tensor: torch.Tensor
+    words: str
+    target: torch.Tensor | None = None
 
-    def send(self, x: torch.Tensor, peer: int, tag: int, seconds: float) -> Message:
-        """See :class:`Messages`."""
-        words = f"send of {described(x)} to rank {peer}, tag {tag}"
-        staged = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return self._keep(
-            Message(self._comm.Isend(memory(staged), peer, tag), words, staged, seconds)
-        )
+    @property
+    def memory(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes of the tensor."""
+        flat = torch.as_strided(self.tensor, (self.tensor.numel(),), (1,))
+        return flat.view(torch.uint8).numpy()
 
-    def receive(self, x: torch.Tensor, peer: int | None, tag: int, seconds: float) -> Message:
-        """See :class:`Messages`."""
-        from mpi4py import MPI
+    def deliver(self) -> None:
+        """Copy what arrived to where it belongs, unless it is there."""
+        if self.target is not None and self.target.data_ptr() != self.tensor.data_ptr():
+            self.target.detach().copy_(self.tensor)
 
-        origin = "any rank" if peer is None else f"rank {peer}"
-        words = f"recv of {described(x)} from {origin}, tag {tag}"
-        direct = x.device.type == "cpu" and x.is_contiguous()
-        staged = x.detach() if direct else torch.empty(x.shape, dtype=x.dtype)
-        source = MPI.ANY_SOURCE if peer is None else peer
-        request = self._comm.Irecv(memory(staged), source, tag)
-        deliver = None if direct else lambda: x.detach().copy_(staged)
-        return self._keep(Message(request, words, staged, seconds, deliver, result=x))
 
-    def _keep(self, message: Message) -> Message:
-        """Hold what a message reads or writes, also where the caller drops it."""
-        self._under_way = [each for each in self._under_way if not each.is_completed()]
-        self._under_way.append(message)
-        return message
+def to_send(x: torch.Tensor, peer: int, tag: int) -> Staged:
+    """Return what is sent of a tensor."""
+    staged = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return Staged(staged, f"send of {_described(x)} to rank {peer}, tag {tag}")
 
-    def close(self) -> None:
-        """See :class:`Messages`."""
-        for message in self._under_way:
-            message.cancel()
-        self._under_way.clear()
+
+def to_receive(x: torch.Tensor, peer: int | None, tag: int) -> Staged:
+    """Return where a message for a tensor arrives."""
+    origin = "any rank" if peer is None else f"rank {peer}"
+    direct = x.device.type == "cpu" and x.is_contiguous()
+    staged = x.detach() if direct else torch.empty(x.shape, dtype=x.dtype)
+    return Staged(staged, f"recv of {_described(x)} from {origin}, tag {tag}", x)
+
+
+def _described(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
 
 
 class Message(dist.Work):
-    """One message on its way."""
+    """One message on its way; how one waits for it is the transport's."""
 
-    def __init__(
-        self,
-        request: MPI.Request,
-        words: str,
-        staged: torch.Tensor,
-        seconds: float,
-        deliver: Callable[[], Any] | None = None,
-        result: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, staged: Staged, seconds: float) -> None:
         super().__init__()
-        from mpi4py import MPI
-
-        self._request = request
-        self._status = MPI.Status()
-        self._words = words
         self._staged = staged
         self._seconds = seconds
-        self._deliver = deliver
-        self._result = result
-        self._lock = threading.Lock()
         self._done = False
         self._error: BaseException | None = None
         self._future: Any = None
 
-    def is_completed(self) -> bool:
-        """Tell whether the message has ended, well or not."""
-        with self._lock:
-            if not self._done:
-                self._test()
-            return self._done
-
-    def _test(self) -> None:
+    def _end(self, act: Callable[[], Any]) -> None:
+        """Note that the message has ended, and well unless ``act`` raises."""
         try:
-            if not self._request.Test(self._status):
-                return
-            if self._deliver is not None:
-                self._deliver()
+            act()
         except Exception as error:
-            self._error = RuntimeError(f"{self._words}: {error}")
+            self._fail(error)
         self._done = True
 
-    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
-        """Wait until the message has arrived, or the tensor that was sent may be written.
+    def _fail(self, error: object) -> None:
+        """Note that the message has ended badly."""
+        self._error = RuntimeError(f"{self._staged.words}: {error}")
+        self._done = True
 
-        Raises:
-            CollectiveTimeout: not within ``timeout``, or that of the group.
-            RuntimeError: what MPI says, as when more was sent than the tensor holds.
-        """
-        given = timeout is not None and timeout > NO_LIMIT
-        seconds = timeout.total_seconds() if given else self._seconds
-        deadline = time.monotonic() + seconds
-        pause, asked = FIRST_SLEEP, 0
-        while not self.is_completed():
-            asked += 1
-            if asked < SPINS:
-                os.sched_yield()
-                continue
-            if time.monotonic() > deadline:
-                raise CollectiveTimeout(f"{self._words} has not ended within {seconds:g} s")
-            time.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_SLEEP)
-        if self._error is not None:
-            raise self._error
-        return True
+    def _limit(self, timeout: timedelta | None) -> float:
+        if timeout is None or timeout <= NO_LIMIT:
+            return self._seconds
+        return timeout.total_seconds()
+
+    def is_completed(self) -> bool:
+        """Tell whether the message has ended, well or not."""
+        return self._done
 
     def is_success(self) -> bool:
         """Tell whether the message has arrived."""
@@ -160,13 +111,7 @@ class Message(dist.Work):
 
     def result(self) -> list[torch.Tensor]:
         """Return what was received."""
-        return [] if self._result is None else [self._result]
-
-    def source_rank(self) -> int:
-        """Return the rank that the message came from."""
-        return int(self._status.Get_source())
-
-    _source_rank = source_rank
+        return [] if self._staged.target is None else [self._staged.target]
 
     def synchronize(self) -> None:
         """Wait, as ``wait`` does."""
@@ -186,22 +131,3 @@ class Message(dist.Work):
             self._future.set_exception(error)
         else:
             self._future.set_result(self.result())
-
-    def cancel(self) -> None:
-        """Give up a message that has not ended."""
-        with self._lock:
-            if not self._done:
-                self._request.Cancel()
-                self._error = RuntimeError(f"{self._words}: given up, the group was destroyed")
-                self._done = True
-
-
-def memory(x: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes of a contiguous CPU tensor."""
-    flat = torch.as_strided(x, (x.numel(),), (1,))
-    return flat.view(torch.uint8).numpy()
-
-
-def described(x: torch.Tensor) -> str:
-    """Return dtype and shape, for messages."""
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"

@@ -241,6 +241,8 @@ def all_reduce_sparse(comm: Communicator, x: torch.Tensor) -> None:
     all_gather_list(comm, indices, own.indices().t().contiguous(), None)
     all_gather_list(comm, values, own.values(), None)
     # In the order of ranks, on all ranks: the same bits everywhere.
-    whole = torch.sparse_coo_tensor(torch.cat(indices).t(), torch.cat(values), x.shape)
+    whole = torch.sparse_coo_tensor(
+        torch.cat(indices).t(), torch.cat(values), x.shape, check_invariants=False
+    )
     with torch.no_grad():
         x.copy_(whole.coalesce())  # not detached, which would keep another number of entries

@@ -1,0 +1,48 @@
+"""Ranks that are threads of one process, each with a gloo group of its own."""
+
+import itertools
+import threading
+from datetime import timedelta
+
+import torch.distributed as dist
+
+import topology as topologies
+from zcomm import bootstrap
+from zcomm.communicator import Communicator
+from zcomm.transports.process_group import ProcessGroupTransport
+from zcomm.transports.staged import StagedTransport
+from zcomm.work import Stream
+
+_STORE = dist.HashStore()
+_NUMBERS = itertools.count()
+
+
+def run(function, size, topology=None, **options):
+    """Run ``function(comm)`` over gloo on ``size`` threads and return the results by rank."""
+    found = topologies.flat(size) if topology is None else topologies.parse(topology, size)
+    store = dist.PrefixStore(f"group{next(_NUMBERS)}", _STORE)
+    results, errors = [None] * size, []
+
+    def program(rank):
+        gloo = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))
+        moves = StagedTransport(ProcessGroupTransport(gloo))
+        channel = bootstrap._channel(moves, found, options.get("seed", 0))
+        stream = Stream()
+        try:
+            minimum = options.get("min_numel", 0)
+            made = Communicator(channel, stream, min_numel=minimum, owner=moves)
+            results[rank] = function(made)
+            made.close()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            stream.stop()
+
+    threads = [threading.Thread(target=program, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
