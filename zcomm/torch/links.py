@@ -8,10 +8,11 @@ one another as those of other backends do. Under an MPI launcher that is MPI
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from functools import cached_property
 from typing import Any, Protocol
 
-from torch._C._distributed_c10d import ProcessGroupGloo
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 import topology as topologies
 from topology import Topology
@@ -25,6 +26,8 @@ from zcomm.transports.process_group import ProcessGroupTransport
 from zcomm.transports.staged import StagedTransport
 
 _SAID: list[str] = []
+_MADE: Counter[str] = Counter()
+"""How often this process has made a group of a name."""
 
 
 class Link(Protocol):
@@ -86,7 +89,10 @@ class GlooLink:
     """A group over gloo."""
 
     def __init__(self, opts: Any, min_numel: int) -> None:
-        where = opts.store, opts.group_rank, opts.group_size
+        # A group that is made again finds the addresses of its predecessor in torch's store.
+        _MADE[opts.group_id] += 1
+        store = PrefixStore(f"zcomm/{_MADE[opts.group_id]}", opts.store)
+        where = store, opts.group_rank, opts.group_size
         group = ProcessGroupGloo(*where, timeout=opts.timeout)
         self._is_default = not opts.global_ranks_in_group
         self.messages: Messages = GlooMessages(group)

@@ -64,6 +64,7 @@ class ProcessGroupTransport:
         self._release = release
         self._limit = environment.nbytes("ZCOMM_MESSAGE_LIMIT")
         self._lines: dict[tuple[str, int], SimpleQueue[_Message | None]] = {}
+        self._threads: list[threading.Thread] = []
         self._num_pending = 0
         self._failure: str | None = None
 
@@ -119,7 +120,9 @@ class ProcessGroupTransport:
             queue: SimpleQueue[_Message | None] = SimpleQueue()
             self._lines[kind, peer] = queue
             name = f"zcomm-{kind}-{peer}"
-            threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True).start()
+            serve = threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True)
+            serve.start()
+            self._threads.append(serve)
         return self._lines[kind, peer]
 
     def _serve(self, peer: int, queue: SimpleQueue[_Message | None]) -> None:
@@ -188,6 +191,10 @@ class ProcessGroupTransport:
         """See :class:`zcomm.transports.base.Transport`."""
         for queue in self._lines.values():
             queue.put(None)
+        # A thread that still held the group while the process ends would end it badly.
+        if not self._num_pending:
+            for thread in self._threads:
+                thread.join()
         if self._release is not None:
             self._release()
 
