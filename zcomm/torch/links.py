@@ -7,7 +7,6 @@ one another as those of other backends do. Under an MPI launcher that is MPI
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from functools import cached_property
 from typing import Any, Protocol
@@ -25,7 +24,8 @@ from zcomm.transports.base import Transport
 from zcomm.transports.process_group import ProcessGroupTransport
 from zcomm.transports.staged import StagedTransport
 
-_SAID: list[str] = []
+OVER_GLOO = "no MPI launcher: backend zcomm communicates over gloo"
+_SAID: set[str] = set()
 _MADE: Counter[str] = Counter()
 """How often this process has made a group of a name."""
 
@@ -55,19 +55,16 @@ def connect(opts: Any, min_numel: int) -> Link:
         from zcomm.torch import mpi
 
         return mpi.connect(opts, min_numel)
-    if opts.group_rank == 0 and opts.group_size > 1 and not _SAID:
-        _SAID.append("gloo")
-        logging.getLogger("zcomm").info("no MPI launcher: backend zcomm communicates over gloo")
     return GlooLink(opts, min_numel)
 
 
 class GlooWorld:
     """The ranks of a gloo group of our own, see :class:`zcomm.worlds.World`."""
 
-    words = ""
-
     def __init__(self, group: ProcessGroupGloo) -> None:
         self._group = group
+        self.words = "" if OVER_GLOO in _SAID or group.size() == 1 else OVER_GLOO
+        _SAID.add(self.words)
         self.rank: int = group.rank()
         self.size: int = group.size()
 
