@@ -23,7 +23,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from zcomm import environment
+from zcomm import environment, patience
 from zcomm.collectives.channel import Channel, in_words
 from zcomm.errors import CollectiveMismatch, CollectiveTimeout
 from zcomm.traffic import Tally
@@ -154,10 +154,10 @@ class Guard:
                 self._raise_mismatch(description, patient)
 
     def _raise_late(self, description: str, late: list[int], *, resumable: bool) -> None:
-        seconds = environment.seconds("ZCOMM_TIMEOUT")
+        seconds = patience.limit()
         raise CollectiveTimeout(
             f"rank {self._channel.rank} waited {seconds:g} s in {self._call(description)} for "
-            f"{in_words(late)} (ZCOMM_TIMEOUT sets the limit)",
+            f"{in_words(late)} ({patience.source()})",
             resumable=resumable,
         )
 
@@ -234,6 +234,30 @@ def _everybodys(channel: Channel, own: bytes, *, doing: str, patient: bool = Fal
     sends, nothing = dict.fromkeys(recvs, mine), dict.fromkeys(recvs, 0)
     channel.exchange("guard", sends, recvs, nothing, doing=doing, patient=patient)
     return [bytes(row).decode(errors="replace").strip() for row in rows]
+
+
+def check_sizes(
+    operation: str, sent: npt.NDArray[np.int64], received: npt.NDArray[np.int64]
+) -> None:
+    """Check that what every rank sends is what its peer receives; -1 stands for no message.
+
+    ``sent[i, j]`` are the bytes from rank i to rank j as rank i says, ``received[j, i]`` as rank j.
+
+    Raises:
+        CollectiveMismatch: on all ranks, with the first pair that differs.
+    """
+    wrong = np.argwhere(sent != received.T)
+    if wrong.size:
+        source, target = wrong[0].tolist()
+        here, there = int(sent[source, target]), int(received[target, source])
+        raise CollectiveMismatch(
+            f"{operation}: rank {source} sends {_nbytes(here)} to rank {target}, "
+            f"which expects {_nbytes(there)}"
+        )
+
+
+def _nbytes(number: int) -> str:
+    return "nothing" if number < 0 else f"{number} bytes"
 
 
 def agree(channel: Channel, settings: dict[str, str]) -> None:

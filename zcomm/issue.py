@@ -92,6 +92,13 @@ class Issuer:
         on_device = isinstance(x.memory, DeviceMemory)
         self._finish(execute, self._operation([x.memory], [x.array]) if on_device else None)
 
+    def together(self, execute: Callable[[], None], xs: Sequence[View]) -> None:
+        """Run an operation whose handshake was made before, on arrays of one place."""
+        operation = None
+        if any(isinstance(x.memory, DeviceMemory) for x in xs):
+            operation = self._operation([x.memory for x in xs], [x.array for x in xs])
+        self._finish(execute, operation)
+
     def _finish(self, run: Callable[[], Any], operation: Operation | None) -> Any:
         result = self.call(_placed(run, operation))
         if operation is not None:

@@ -86,7 +86,7 @@ class Shelf:
         self, x: Any, how: tuple[Any, ...], out: Any, words: str, plan: Plan
     ) -> None:
         """Make ready the all_gather of arrays like ``x`` into arrays like ``out``."""
-        if not fits(plan) or len(plan.layouts) != 1 or plan.quantised:
+        if not fits(plan) or plan.quantised or not _is_one_plain_item(x, plan):
             return
         if out is None or (type(out) is type(x) and out.dtype == x.dtype):
             self._keep(x, how, partial(_all_gather, self._table, words), out)

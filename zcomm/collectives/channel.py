@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from topology import Topology
-from zcomm import environment
+from zcomm import patience
 from zcomm.arrays import BufferPool, Memory
 from zcomm.device import Device
 from zcomm.errors import CollectiveTimeout, ZcommError
@@ -158,7 +158,7 @@ class Channel:
         for level in levels:
             self.traffic.record(operation, level, calls=int(first))
         with self.clock.measure("comm"):
-            timeout = None if patient else environment.seconds("ZCOMM_TIMEOUT")
+            timeout = None if patient else patience.limit()
             late = self.transport.exchange(
                 {self.ranks[peer]: memory for peer, memory in sends.items()},
                 {self.ranks[peer]: memory for peer, memory in recvs.items()},
@@ -173,8 +173,7 @@ class Channel:
         """Return the error that names the ranks (numbers of the transport) that have not come."""
         peers = in_words(sorted(self.ranks.index(peer) for peer in set(late)))
         return CollectiveTimeout(
-            f"rank {self.rank} waited {timeout:g} s in {doing} for {peers} "
-            "(ZCOMM_TIMEOUT sets the limit)"
+            f"rank {self.rank} waited {timeout:g} s in {doing} for {peers} ({patience.source()})"
         )
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zcomm import environment
+from zcomm import patience
 from zcomm.device import HostMemory
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class _Waiting:
 
     def _asleep(self, test: Callable[[], Any]) -> bool:
         if not self._patient and self._deadline is None:
-            self._deadline = time.monotonic() + environment.seconds("ZCOMM_TIMEOUT")
+            self._deadline = time.monotonic() + patience.limit()
         pause = FIRST_SLEEP
         while not test():
             if self._deadline is not None and time.monotonic() > self._deadline:
