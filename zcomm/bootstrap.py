@@ -186,8 +186,7 @@ def run_local(
         made = Communicator(channel, stream, min_numel=min_numel, owner=moves)
         try:
             results[rank] = function(made)
-            if not channel.health.broken:  # else the function has caught what there was to say
-                made.close()
+            made.close()
         except BaseException as error:
             errors[rank] = error
             hub.fail(f"rank {rank} failed: {type(error).__name__}: {error}")

@@ -45,11 +45,6 @@ class Health:
         self.gate = Gate()
         self._reason = ""
 
-    @property
-    def broken(self) -> bool:
-        """Tell whether an operation ended in its middle."""
-        return bool(self._reason)
-
     def check(self) -> None:
         """Raise ZcommError where an operation ended in its middle."""
         if self._reason:
