@@ -20,12 +20,13 @@ import torch
 from torch import nn
 
 from topology import Topology
-from zcomm import Codec, Communicator
-from zcomm.hops import CodecSpec
+from zcomm import Communicator
+from zcomm.hops import CodecSpec, parse_codecs
 from zcomm.layout import Layout
 from zcomm.plan import Plan
 from zcomm.planner import Planner
 from zcomm.tuning import Tuning
+from zero.algorithms import Algorithms
 from zero.config import Config
 from zero.engine import Engine
 from zero.hops import TwoHops
@@ -138,13 +139,15 @@ class _Stage:
         layouts: Sequence[Layout],
         *,
         codec: CodecSpec = None,
+        algorithm: str = "auto",
         min_numel: int = 0,
         async_op: bool = False,
         **unused: object,
     ) -> _Rehearsed:
         """Plan what :meth:`zcomm.Communicator.gather_layout` would execute."""
         codecs = self._planner.codecs("all_gather", codec, layouts, min_numel)
-        return self._plan("all_gather", layouts, codecs, "sum", None, async_op)
+        made = self._planner.plan("all_gather", layouts, codecs, algorithm)
+        return self._note(Operation(made, self.rank), async_op=async_op)
 
     def reduce_layout(
         self,
@@ -154,6 +157,7 @@ class _Stage:
         *,
         op: str = "avg",
         codec: CodecSpec = None,
+        algorithm: str = "auto",
         reduce_dtype: str | None = None,
         min_numel: int = 0,
         async_op: bool = False,
@@ -161,19 +165,21 @@ class _Stage:
     ) -> _Rehearsed:
         """Plan what :meth:`zcomm.Communicator.reduce_layout` would execute."""
         codecs = self._planner.codecs("reduce_scatter", codec, layouts, min_numel, op)
-        return self._plan("reduce_scatter", layouts, codecs, op, reduce_dtype, async_op)
+        made = self._planner.plan("reduce_scatter", layouts, codecs, algorithm, op, reduce_dtype)
+        return self._note(Operation(made, self.rank), async_op=async_op)
 
-    def _plan(
+    def reduction_algorithm(
         self,
-        operation: str,
         layouts: Sequence[Layout],
-        codecs: tuple[Codec | None, ...],
-        op: str,
-        reduce_dtype: str | None,
-        async_op: bool,
-    ) -> _Rehearsed:
-        plan = self._planner.plan(operation, layouts, codecs, "auto", op, reduce_dtype)
-        return self._note(Operation(plan, self.rank), async_op=async_op)
+        *,
+        codec: CodecSpec = None,
+        reduce_dtype: str | None = None,
+        op: str = "avg",
+    ) -> str:
+        """See :meth:`zcomm.Communicator.reduction_algorithm`."""
+        codecs = parse_codecs(codec, len(self.topology.levels))
+        made = self._planner.plan("reduce_scatter", layouts, codecs, "auto", op, reduce_dtype)
+        return made.how
 
     def _note(self, operation: Operation | Values, *, async_op: bool) -> _Rehearsed:
         self._script.append(Issue(operation))
@@ -241,7 +247,8 @@ def _engine(
     )
     engine = assemble(comm, config, units)
     if engine.reducer.hops is not None:
-        engine.reducer.hops = _WithoutResiduals(comm, config, groups_of(comm.topology, "node"))
+        groups = groups_of(comm.topology, "node")
+        engine.reducer.hops = _WithoutResiduals(comm, config, groups, Algorithms())
     for unit in units:
         engine.gathering.begin(unit)
     return engine
