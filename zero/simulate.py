@@ -9,8 +9,8 @@ Words defined here:
 
 Traffic is that of the plans which zero makes (:mod:`zero.rehearsal`); here they get seconds
 (:mod:`topology.cost`) and a clock with two hands: one computes, one runs operations in the order in
-which they were issued. All ranks are taken to do the same at the same time: rank 0 owns the first
-shard, and no other is longer.
+which they were issued. All ranks are taken to do the same at the same time, and rank 0 stands for
+them: nodes are of equal size, and shards differ by less than a piece of :mod:`zero.layout`.
 
 A reader must not assume measurements: nothing here looks at the machine that it runs on.
 """
