@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from zcomm.arrays import ITEMSIZE, View, dtype_name
 from zcomm.codecs import kernels
-from zcomm.collectives.all_gather import all_gather
-from zcomm.collectives.reduce_scatter import reduce_scatter
+from zcomm.collectives import all_gather, reduce_scatter
 from zcomm.collectives.small import Table, fits, reduces, whole
 from zcomm.collectives.wire import Reduction, nested_reduce
 from zcomm.plan import AllReduce, Plan, WireFormat
@@ -325,11 +324,12 @@ def _large_gather(table: Table, words: str, plan: Plan, out_dtype: str, port: _P
     layout = plan.layouts[0]
     shard = port.viewer(layout.dtype, layout.shard_numel(channel.rank))
     full = port.viewer(out_dtype, layout.numel)
+    execute = all_gather.kept(channel, plan, (layout.dtype, out_dtype))
 
     def call(x: Any, out: Any) -> Any:
         guard.open(words)
         made = port.empty(rows) if out is None else out
-        all_gather(channel, plan, (shard(x),), (full(made),), NO_DRAWS)
+        execute((shard(x),), (full(made),), NO_DRAWS)
         guard.settle()
         return made
 
@@ -342,10 +342,11 @@ def _large_reduction(
     channel, guard, layout = table.channel, table.guard, plan.layouts[0]
     full = port.viewer(layout.dtype, layout.numel)
     shard = port.viewer(out_dtype, layout.shard_numel(channel.rank))
+    execute = reduce_scatter.kept(channel, plan, (layout.dtype, out_dtype), reduction)
 
     def call(x: Any, out: Any) -> Any:
         guard.open(words)
-        reduce_scatter(channel, plan, (full(x),), (shard(out),), reduction, NO_DRAWS)
+        execute((full(x),), (shard(out),), NO_DRAWS)
         guard.settle()
         return out
 
