@@ -203,6 +203,20 @@ class _TorchPort:
         self.nbytes = x.numel() * x.element_size()
         self._dtype = x.dtype
         self._shape = tuple(x.shape)
+        self._bytes = ctypes.c_ubyte * self.nbytes
+        self._last: tuple[int, npt.NDArray[np.uint8]] = 0, np.empty(0, np.uint8)
+
+    def _memory(self, x: Any) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor, for as long as it lives: a call reads and writes them.
+
+        The last ones are kept, by their address: calls tend to come with the same tensor again.
+        """
+        address = x.data_ptr()
+        kept, memory = self._last
+        if kept != address:
+            memory = np.frombuffer(self._bytes.from_address(address), np.uint8)
+            self._last = address, memory
+        return memory
 
     @staticmethod
     def fits(x: Any) -> bool:
@@ -230,19 +244,19 @@ class _TorchPort:
 
     def reader(self, memory: npt.NDArray[np.uint8]) -> Call:
         """Return what copies a tensor into ``memory``."""
-        address, nbytes = memory.ctypes.data, self.nbytes
+        target, find = memory[: self.nbytes], self._memory
 
         def read(x: Any) -> None:
-            ctypes.memmove(address, x.data_ptr(), nbytes)
+            target[...] = find(x)
 
         return read
 
     def writer(self, memory: npt.NDArray[np.uint8]) -> Call:
         """Return what copies ``memory`` into a tensor."""
-        address, nbytes = memory.ctypes.data, self.nbytes
+        source, find = memory[: self.nbytes], self._memory
 
         def write(x: Any) -> None:
-            ctypes.memmove(x.data_ptr(), address, nbytes)
+            find(x)[...] = source
 
         return write
 
