@@ -94,7 +94,7 @@ def _extent(plan: Plan, weights: Sequence[float]) -> tuple[float, float]:
         sum(weight * layout.shard_numel(rank) for weight, layout in weighed)
         for rank in range(plan.topology.size)
     )
-    if not plan.hops or plan.draws:
+    if not weights or not plan.hops or plan.draws:
         return longest, longest
     usual = LARGEST_NBYTES if _inside(plan) else max(USUAL_NBYTES, longest / MANY)
     largest = plan.piece_nbytes or min(usual, LARGEST_NBYTES)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import cached_property
 
-from zcomm import environment
+from zcomm import patience
 from zcomm.collectives.channel import Channel
 from zcomm.plan import Plan
 from zcomm.transports.base import Pending
@@ -52,7 +52,7 @@ class Idle:
 
     @cached_property
     def _timeout(self) -> float:
-        return environment.seconds("ZCOMM_TIMEOUT")
+        return patience.limit()
 
     def reset(self) -> None:
         """Something has moved."""
