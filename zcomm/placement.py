@@ -25,7 +25,7 @@ from zcomm.transports.base import Transport
 from zcomm.transports.nccl import NcclTransport, load_nccl
 
 DEVICES = ("auto", "cpu", "cuda")
-TRANSPORTS = ("auto", "mpi", "nccl")
+TRANSPORTS = ("auto", "mpi", "nccl", "process_group")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 logger = logging.getLogger("zcomm")
 
@@ -65,7 +65,8 @@ def choose(
 
     Args:
         device: "auto": CUDA where every rank has it; "cpu"; "cuda".
-        transport: "auto": NCCL where every rank has it and a device for itself; "mpi"; "nccl".
+        transport: "auto": NCCL where every rank has it and a device for itself; "nccl"; "mpi" and
+            "process_group": that of ``control``.
         control: carries host memory among the ranks, and all memory where NCCL does not.
 
     Raises:
@@ -82,10 +83,12 @@ def choose(
     assert own.device is not None
     refusal = _refusal(table)
     if transport == "nccl" and refusal:
-        raise ZcommError(f"transport 'nccl': {refusal}; possible here is transport='mpi'")
+        possible = f"possible here is transport={control.name!r}"
+        raise ZcommError(f"transport 'nccl': {refusal}; {possible}")
     own.device.make_current()
     words = f"device {own.device.name} ({own.device.title})"
-    if transport == "mpi" or (transport == "auto" and (refusal or control.size == 1)):
+    by_host = transport in ("mpi", "process_group")
+    if by_host or (transport == "auto" and (refusal or control.size == 1)):
         return own.device, control, words
     return own.device, NcclTransport(control, own.device, own.nccl), words
 
@@ -106,8 +109,13 @@ def _look(number: int) -> Own:
 
 def local_rank(control: Transport) -> int:
     """Return this rank's number among the ranks of its host; all ranks call it."""
-    hosts = gather(control, _digest(f"{_machine()}/{socket.gethostname()}"))
-    return int((hosts[: control.rank] == hosts[control.rank]).sum())
+    numbers = hosts(control)
+    return int((numbers[: control.rank] == numbers[control.rank]).sum())
+
+
+def hosts(control: Transport) -> npt.NDArray[np.int64]:
+    """Return, by rank, a number of its host; all ranks call it."""
+    return gather(control, _digest(f"{_machine()}/{socket.gethostname()}"))
 
 
 def _tell(control: Transport, own: Own) -> npt.NDArray[np.int64]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import zero
+from tests.marks import one_in
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.runs import SIZES, on, shard
 from zcomm import cli
@@ -52,11 +53,18 @@ def test_one_stage_with_everything(capsys):
         ("--ranks 6 --ranks-per-node 4", "4 ranks per node, 6 ranks"),
         ("--ranks 8 --stage 1 --secondary node", "stage 1 does not shard parameters"),
         ("--ranks 8 --secondary 3", "secondary 3 does not divide 8 ranks"),
+        ("--ranks 8 --params -1", "numel of a model: -1, expected 0 or more"),
+        ("--ranks 8 --params nan", "numel of a model: nan"),
+        ("--ranks 8 --params 1e400", "numel of a model: inf"),
+        ("--ranks 8 --states -2", "states of a model: -2"),
+        ("--ranks 8 --largest-unit 2e9", "a unit of 2e+09 and a root of 0 parameters"),
     ],
 )
 def test_refused(capsys, words, message):
-    assert cli.main(["memory", "--params", "1e9", *words.split()]) == 1
-    assert message in capsys.readouterr().err
+    assert cli.main(["memory", "--params", "1e9", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
 def placed(offload, stage, model, ranks, **config):
@@ -136,8 +144,7 @@ LIVE = [
 ]
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("index", range(len(LIVE)))
+@pytest.mark.parametrize(("index", "itemsize"), one_in(2, range(len(LIVE)), [2, 4]))
 def test_live_bytes_are_within_two_percent(index, itemsize):
     config = dataclasses.replace(LIVE[index], min_numel=0)
     dtype = {2: torch.bfloat16, 4: torch.float32}[itemsize]
