@@ -172,5 +172,5 @@ def test_two_ranks_train_as_without_zcomm_however(launch):
 
 @pytest.mark.slow
 def test_four_ranks_train_as_without_zcomm_however(launch):
-    cases = "plain", "kept", "pairs", "bf16", "accumulated", "frozen", "prefetched", "replicated"
-    trained(launch, 4, *cases)
+    cases = "plain", "kept", "pairs", "bf16", "accumulated", "frozen", "prefetched"
+    trained(launch, 4, *cases, "replicated", "replicas")
