@@ -154,15 +154,17 @@ def test_feedback_needs_a_codec_on_the_first_hop(comm):
         state(comm, (None, "int8"), feedback=True)
 
 
+@on_four_ranks
+def test_feedback_does_not_go_with_stochastic_rounding(comm):
+    with pytest.raises(ValueError, match="possible is rounding=nearest"):
+        state(comm, "int8:rounding=stochastic", feedback=True)
+
+
 def trained(launch, ranks, *cases):
     command = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks
     run = launch(*command, "tests/torch/programs/ddp.py", "gloo", *cases)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[:-1] == [f"{case} passed" for case in cases]
-
-
-def test_two_ranks_train_as_without_the_hook(launch):
-    trained(launch, 2, "plain", "views")
 
 
 @pytest.mark.slow
