@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,7 @@ from zcomm.seeds import Calls, check_seed
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
 from zcomm.transports.local import Hub, LocalTransport
+from zcomm.transports.nccl import NcclTransport, load_nccl
 from zcomm.transports.staged import StagedTransport
 from zcomm.tuning import Tuning
 from zcomm.work import Stream
@@ -83,6 +85,19 @@ def init(
         CollectiveMismatch: ranks whose version, topology or settings differ.
     """
     world = worlds.find(comm, transport)
+    return start(world, topology, device, transport, min_numel, abort, seed)
+
+
+def start(
+    world: worlds.World,
+    topology: str | Path | Topology = "auto",
+    device: str = "auto",
+    transport: str = "auto",
+    min_numel: int = DEFAULT_MIN_NUMEL,
+    abort: bool = True,
+    seed: int = 0,
+) -> Communicator:
+    """Return the communicator of a world, see :func:`init`."""
     hooked = abort and world.size > 1
     if hooked:
         exits.install(world)
@@ -114,6 +129,31 @@ def init(
     if hooked:
         exits.watch(made)
     return made
+
+
+def subgroup(
+    parent: Communicator, world: worlds.World, ranks: Sequence[int], name: str, min_numel: int
+) -> Communicator:
+    """Return a communicator of some ranks of ``parent`` with a transport and a stream of its own.
+
+    So its operations run beside those of the parent, in any order. ``world`` holds these ranks, in
+    this order; all of them call it.
+    """
+    control = world.control
+    origin = parent._channel
+    found = parent.topology.restrict(tuple(ranks))
+    moves = control
+    if isinstance(origin.transport, NcclTransport):
+        assert origin.device is not None
+        moves = NcclTransport(control, origin.device, load_nccl())
+    # The name seeds what is drawn: other numbers than those of another group's same call.
+    channel = replace(
+        _channel(control, found, zlib.crc32(name.encode())), transport=moves, device=origin.device
+    )
+    tuned = parent.tuning.restrict(found)
+    return Communicator(
+        channel, Stream(), min_numel=min_numel, tuning=tuned, name=name, owner=moves
+    )
 
 
 def run_local(

@@ -9,9 +9,12 @@ or are found in another operation, which ends them all.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -58,14 +61,26 @@ def install(world: World) -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if job.is_mine():
-            time.sleep(min(world.rank * STAGGER_SECONDS, LONGEST_STAGGER_SECONDS))
-        previous(kind, error, trace)
-        if job.is_mine():
+        if not job.is_mine():
+            previous(kind, error, trace)
+            return
+        time.sleep(min(world.rank * STAGGER_SECONDS, LONGEST_STAGGER_SECONDS))
+        with _real_stderr():
+            previous(kind, error, trace)
             job.abort(f"{kind.__name__} on this rank: ending all {world.size} ranks")
 
     sys.excepthook = hook
     atexit.register(_leave)
+
+
+@contextlib.contextmanager
+def _real_stderr() -> Iterator[None]:
+    """Print at once: torch.distributed's hook lets those before it write to a text of its own."""
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        with contextlib.redirect_stderr(sys.__stderr__):
+            yield
+    else:
+        yield
 
 
 def watch(comm: Communicator) -> None:

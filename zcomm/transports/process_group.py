@@ -19,7 +19,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from zcomm import environment
+from zcomm import environment, patience
 from zcomm.device import HostMemory
 from zcomm.errors import PeerLost
 from zcomm.transports.rounds import Nbytes, message_to
@@ -65,6 +65,7 @@ class ProcessGroupTransport:
         self._release = release
         self._limit = environment.nbytes("ZCOMM_MESSAGE_LIMIT")
         self._lines: dict[tuple[str, int], SimpleQueue[_Message | None]] = {}
+        self._threads: list[threading.Thread] = []
         self._num_pending = 0
         self._failure: str | None = None
 
@@ -120,7 +121,9 @@ class ProcessGroupTransport:
             queue: SimpleQueue[_Message | None] = SimpleQueue()
             self._lines[kind, peer] = queue
             name = f"zcomm-{kind}-{peer}"
-            threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True).start()
+            serve = threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True)
+            serve.start()
+            self._threads.append(serve)
         return self._lines[kind, peer]
 
     def _serve(self, peer: int, queue: SimpleQueue[_Message | None]) -> None:
@@ -185,6 +188,10 @@ class ProcessGroupTransport:
         self.windows = None
         for queue in self._lines.values():
             queue.put(None)
+        # A thread that still held the group while the process ends would end it badly.
+        if not self._num_pending:
+            for thread in self._threads:
+                thread.join()
         if self._release is not None:
             self._release()
 
@@ -266,11 +273,15 @@ class ProcessGroupRounds:
         while not (self._incoming.done() and self._outgoing.done()):
             self._transport.poll()
             if deadline is None and not patient:
-                deadline = time.monotonic() + environment.seconds("ZCOMM_TIMEOUT")
+                deadline = time.monotonic() + patience.limit()
             if deadline is not None and time.monotonic() > deadline:
                 return self._late()
             (self._outgoing if self._incoming.done() else self._incoming).wait(POLL_SECONDS)
         return []
+
+    def sent(self) -> bool:
+        """See :class:`zcomm.transports.rounds.Rounds`: copies travel."""
+        return True
 
     def _late(self) -> list[int]:
         # Where all have sent, somebody does not receive.
