@@ -16,6 +16,7 @@ from topology import Topology
 from zcomm import environment, launcher, placement
 from zcomm.transports.base import Transport
 from zcomm.transports.process_group import ProcessGroupTransport, host_group
+from zcomm.transports.shared import open_windows
 from zcomm.transports.staged import StagedTransport
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ class GroupWorld:
     def control(self) -> Transport:
         """See :class:`World`."""
         own = host_group(self._group)
-        return StagedTransport(ProcessGroupTransport(own, release=lambda: _destroy(own)))
+        messages = ProcessGroupTransport(own, release=lambda: _destroy(own))
+        moves = StagedTransport(messages)
+        messages.windows = open_windows(moves, placement.hosts(moves).tolist())
+        return moves
 
     def discover(self) -> Topology:
         """Take ranks of one host for a node."""

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import zcomm.torch
 from benchmarks.peers.options import Job
 from benchmarks.peers.rank import BETAS, LEARNING_RATE
-from benchmarks.peers.registry import ALONE, DDP, QUANTISED
+from benchmarks.peers.registry import ALONE, DDP, ONE_LINE, RECIPE
 from benchmarks.training.data import Batch
 from benchmarks.training.model import GPT
 
@@ -25,7 +25,9 @@ def prepare(name: str, job: Job) -> GlooTraining:
     model = GPT(job.shape, job.seed).to(torch.bfloat16)
     if name in (ALONE.name, DDP.name):
         return _Mastered(model, replicated=name == DDP.name)
-    return _Quantised(model) if name == QUANTISED.name else _Sharded(model)
+    if name in (ONE_LINE.name, RECIPE.name):
+        return _Quantised(model, hpz=name == RECIPE.name)
+    return _Sharded(model)
 
 
 class GlooTraining:
@@ -49,12 +51,12 @@ class GlooTraining:
 class _Sharded(GlooTraining):
     """FSDP2 as its documentation has it: a group for each block, float32 shards, bfloat16 sent."""
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: GPT, **options: int) -> None:
         super().__init__()
         model.float()
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         for block in model.blocks:
-            fully_shard(block, mp_policy=policy)
+            fully_shard(block, mp_policy=policy, **options)
         fully_shard(model, mp_policy=policy)
         self._model = model
         self._optimizer = adam(list(model.parameters()))
@@ -68,10 +70,11 @@ class _Sharded(GlooTraining):
 
 
 class _Quantised(_Sharded):
-    """The same, with one line more."""
+    """The same with ``quantize_fsdp``, one line; with ``hpz`` nodes keep blocks for backward."""
 
-    def __init__(self, model: GPT) -> None:
-        super().__init__(model)
+    def __init__(self, model: GPT, *, hpz: bool) -> None:
+        ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        super().__init__(model, **({"reshard_after_forward": ranks_per_node} if hpz else {}))
         self._comm = zcomm.torch.quantize_fsdp(model)
 
     def counted_nbytes(self) -> int | None:

@@ -10,6 +10,7 @@ import topology as topologies
 from zcomm import bootstrap
 from zcomm.communicator import Communicator
 from zcomm.transports.process_group import ProcessGroupTransport
+from zcomm.transports.shared import open_windows
 from zcomm.transports.staged import StagedTransport
 from zcomm.work import Stream
 
@@ -17,15 +18,22 @@ _STORE = dist.HashStore()
 _NUMBERS = itertools.count()
 
 
-def run(function, size, topology=None, **options):
-    """Run ``function(comm)`` over gloo on ``size`` threads and return the results by rank."""
+def run(function, size, topology=None, hosts=None, **options):
+    """Run ``function(comm)`` over gloo on ``size`` threads and return the results by rank.
+
+    ``hosts``: by rank, a number of its host, whose ranks share windows.
+    """
     found = topologies.flat(size) if topology is None else topologies.parse(topology, size)
     store = dist.PrefixStore(f"group{next(_NUMBERS)}", _STORE)
     results, errors = [None] * size, []
 
     def program(rank):
         gloo = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))
-        moves = StagedTransport(ProcessGroupTransport(gloo))
+        messages = ProcessGroupTransport(gloo)
+        moves = StagedTransport(messages)
+        if hosts is not None:
+            messages.windows = open_windows(moves, hosts)
+            assert (messages.windows is not None) == (hosts.count(hosts[rank]) > 1)
         channel = bootstrap._channel(moves, found, options.get("seed", 0))
         stream = Stream()
         try:

@@ -4,6 +4,8 @@ Ranks are threads with a gloo group each, but where a test says that it starts t
 """
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,12 +15,15 @@ import zcomm
 from tests.collectives import checks
 from tests.torch import groups
 from zcomm import CollectiveMismatch, CollectiveTimeout
+from zcomm.transports import shared
+from zcomm.transports.local import Hub, LocalTransport
+from zcomm.transports.staged import StagedTransport
 
-WORLDS = [(1, None), (2, "2x1"), (3, None), (4, "2x2")]
+WORLDS = [(1, None, None), (2, "2x1", None), (3, None, [0, 1, 0]), (4, "2x2", [0, 0, 1, 1])]
 
 
-@pytest.mark.parametrize(("size", "topology"), WORLDS)
-def test_exact_collectives(size, topology):
+@pytest.mark.parametrize(("size", "topology", "hosts"), WORLDS)
+def test_exact_collectives(size, topology, hosts):
     def program(comm):
         for kind, dtype in (("torch", "bfloat16"), ("numpy", "float32")):
             for shape in ((5,), (0,), (20_001,)):
@@ -32,7 +37,7 @@ def test_exact_collectives(size, topology):
         checks.all_gather(comm, "torch", "bfloat16", (20_001,), async_op=True)
         comm.barrier()
 
-    groups.run(program, size, topology)
+    groups.run(program, size, topology, hosts)
 
 
 def everything(comm):
@@ -50,10 +55,26 @@ def everything(comm):
 
 
 @pytest.mark.parametrize("check", ["1", "0"], ids=["handshake", "none"])
-def test_bits_are_those_of_threads(check, monkeypatch):
+@pytest.mark.parametrize("hosts", [None, [0, 0, 0, 0], [0, 0, 1, 1]])
+def test_bits_are_those_of_threads(check, hosts, monkeypatch):
     monkeypatch.setenv("ZCOMM_CHECK", check)
     expected = zcomm.run_local(everything, 4, "2x2", min_numel=0)
-    assert groups.run(everything, 4, "2x2") == expected
+    assert groups.run(everything, 4, "2x2", hosts) == expected
+
+
+def test_without_room_for_windows_there_are_messages(monkeypatch):
+    """Also where that is so on one rank only, and no file is left."""
+    before = set(shared.FOLDER.glob("zcomm-*"))
+    made = iter([True, False])
+    monkeypatch.setattr(shared, "available", lambda: next(made))
+    hub = Hub(2)
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(
+            lambda rank: shared.open_windows(StagedTransport(LocalTransport(hub, rank)), [0, 0]),
+            range(2),
+        )
+    assert list(found) == [None, None]
+    assert set(shared.FOLDER.glob("zcomm-*")) <= before
 
 
 def test_messages_above_the_limit_are_sent_in_parts(monkeypatch):
@@ -77,6 +98,7 @@ def test_an_absent_rank_is_named_and_may_come_late(monkeypatch):
     def program(comm):
         if comm.rank == 1:
             named.wait(60)
+            time.sleep(0.3)  # the others are in their next call before this one receives
             comm.all_reduce(np.ones(3, np.float32))
         else:
             # Another one may be late as well, on a busy machine.

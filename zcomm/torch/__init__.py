@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zcomm.torch.register import register
 
 if TYPE_CHECKING:
+    from zcomm.torch.ddp import QuantizedAllReduce, all_reduce_hook
     from zcomm.torch.fsdp import quantize_fsdp
     from zcomm.torch.options import Options
     from zcomm.torch.saved import Saving, savings
@@ -20,6 +21,8 @@ _HOME = {
     "Options": "zcomm.torch.options",
     "Saving": "zcomm.torch.saved",
     "savings": "zcomm.torch.saved",
+    "QuantizedAllReduce": "zcomm.torch.ddp",
+    "all_reduce_hook": "zcomm.torch.ddp",
     "quantize_fsdp": "zcomm.torch.fsdp",
 }
 
@@ -27,6 +30,8 @@ __all__ = [
     "Options",
     "Saving",
     "savings",
+    "QuantizedAllReduce",
+    "all_reduce_hook",
     "quantize_fsdp",
 ]
 

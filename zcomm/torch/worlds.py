@@ -41,7 +41,9 @@ class World:
         return self._groups[key]
 
 
-_WORLDS: dict[tuple[Any, ...], World] = {}
+_WORLDS: dict[TopologySpec, World] = {}
+_DEFAULT: list[dist.ProcessGroup] = []
+"""The default group that these worlds belong to."""
 
 
 def world(topology: TopologySpec = "auto") -> World:
@@ -53,13 +55,15 @@ def world(topology: TopologySpec = "auto") -> World:
     """
     if not dist.is_initialized():
         raise ValueError("torch.distributed has no default group: init_process_group comes first")
-    default = dist.group.WORLD
-    key = default, str(topology) if isinstance(topology, Path) else topology
-    if key not in _WORLDS:
+    default: Any = dist.group.WORLD
+    if [default] != _DEFAULT:
+        _DEFAULT[:] = [default]
+        _WORLDS.clear()
+    if topology not in _WORLDS:
         made = zcomm.init(topology, comm=_comm(default), abort=False)
         logging.getLogger("zcomm").debug("plug-ins use %s", made.topology.describe())
-        _WORLDS[key] = World(made)
-    return _WORLDS[key]
+        _WORLDS[topology] = World(made)
+    return _WORLDS[topology]
 
 
 def _comm(default: Any) -> Any:

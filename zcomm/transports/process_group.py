@@ -60,6 +60,7 @@ class ProcessGroupTransport:
         self.size: int = group.size()
         self.moved = threading.Condition()
         """Notified whenever a message is done."""
+        self.windows: Windows | None = None
         self._group = group
         self._release = release
         self._limit = environment.nbytes("ZCOMM_MESSAGE_LIMIT")
@@ -165,11 +166,6 @@ class ProcessGroupTransport:
         if self._failure is not None:
             raise PeerLost(self._failure)
 
-    @property
-    def windows(self) -> Windows | None:
-        """See :class:`zcomm.transports.base.Transport`."""
-        return None
-
     def rounds(
         self,
         ranks: Sequence[int],
@@ -189,6 +185,7 @@ class ProcessGroupTransport:
 
     def close(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
+        self.windows = None
         for queue in self._lines.values():
             queue.put(None)
         # A thread that still held the group while the process ends would end it badly.
@@ -264,7 +261,9 @@ class ProcessGroupRounds:
             # Room for the longest there may be; gloo takes a shorter one.
             moves.start("recv", peer, self._table[number], ROUND, self._incoming)
         for number, peer in self._peers.items():
-            message = message_to(number, nbytes, self._own, self._outbox)
+            # gloo reads a message when the peer asks for it, and a late one asks after the next
+            # round has been written.
+            message = message_to(number, nbytes, self._own, self._outbox).copy()
             moves.start("send", peer, message, ROUND, self._outgoing)
         return []
 
