@@ -3,6 +3,8 @@
 import pytest
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.examples
+
 
 def losses(run):
     assert run.returncode == 0, run.stderr

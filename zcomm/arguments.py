@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from zcomm.arrays import (
@@ -14,13 +15,16 @@ from zcomm.arrays import (
     HALF,
     Memory,
     View,
+    address,
     assign,
     cast,
     contiguous,
+    copied,
     dtype_name,
     empty,
     is_contiguous,
     is_torch,
+    overlap,
     view,
     zeros,
 )
@@ -66,23 +70,31 @@ def as_list(x: Any) -> list[Any]:
     return list(x) if isinstance(x, list | tuple) else [x]
 
 
-def gather_items(shard: Any, out: Any, size: int) -> tuple[list[Item], Any]:
-    """Return the items of an all_gather of even shards, and what the call returns."""
+def gather_items(shard: Any, out: Any, rank: int, size: int) -> tuple[list[Item], Any]:
+    """Return the items of an all_gather of even shards, and what the call returns.
+
+    A shard may lie anywhere in ``out``; where it is not in its own place it is copied first.
+    """
     items, results = [], []
     for one, place in zip(as_list(shard), _places(shard, out), strict=True):
         dtype = dtype_name(one)
         value = contiguous(one)
         shape = (size,) if value.ndim == 0 else (size * value.shape[0], *value.shape[1:])
         result, target = _output(value, place, shape, dtype)
-        source = view(value)
+        source, full = view(value), view(target)
+        if not _apart(source, full, rank):
+            source = view(copied(value))
         layout = Layout.even(dtype, source.numel * size, size)
-        items.append(Item(source, view(target), layout, _copy_back(result, target)))
+        items.append(Item(source, full, layout, _copy_back(result, target)))
         results.append(result)
     return items, results if isinstance(shard, list | tuple) else results[0]
 
 
-def reduce_items(full: Any, out: Any, size: int) -> tuple[list[Item], Any]:
-    """Return the items of a reduce_scatter into even shards, and what the call returns."""
+def reduce_items(full: Any, out: Any, rank: int, size: int) -> tuple[list[Item], Any]:
+    """Return the items of a reduce_scatter into even shards, and what the call returns.
+
+    ``out`` may lie anywhere in the input; where it is not the own shard the input is copied first.
+    """
     items, results = [], []
     for one, place in zip(as_list(full), _places(full, out), strict=True):
         dtype = dtype_name(one)
@@ -91,8 +103,11 @@ def reduce_items(full: Any, out: Any, size: int) -> tuple[list[Item], Any]:
         result, target = _output(
             value, place, _shard_shape(tuple(value.shape), source.numel, size), dtype
         )
+        shard = view(target)
+        if not _apart(shard, source, rank):
+            source = view(copied(value))
         layout = Layout.even(dtype, source.numel, size)
-        items.append(Item(view(target), source, layout, _copy_back(result, target)))
+        items.append(Item(shard, source, layout, _copy_back(result, target)))
         results.append(result)
     return items, results if isinstance(full, list | tuple) else results[0]
 
@@ -194,6 +209,8 @@ def all_to_all_item(send: Any, out: Any, size: int) -> tuple[Item, Any]:
     source = view(value)
     result, target = _output(value, out, tuple(value.shape), source_dtype)
     layout = Layout.even(source_dtype, source.numel, 1)
+    if overlap(source.memory, view(target).memory):
+        source = view(copied(value))
     return Item(view(target), source, layout, _copy_back(result, target)), result
 
 
@@ -205,6 +222,23 @@ def in_place(x: Any) -> Item:
     return Item(whole, whole, Layout.even(dtype, whole.numel, 1), _copy_back(x, value))
 
 
+def all_in_place(x: Any) -> list[Item]:
+    """Return the items of arrays that are reduced in place.
+
+    Raises:
+        ValueError: two of them have elements in common.
+    """
+    items = [in_place(one) for one in as_list(x)]
+    order = sorted(range(len(items)), key=lambda number: address(items[number].full.memory))
+    for one, other in pairwise(order):
+        if overlap(items[one].full.memory, items[other].full.memory):
+            raise ValueError(
+                f"items {min(one, other)} and {max(one, other)} share memory: "
+                "each would be reduced into the other"
+            )
+    return items
+
+
 def narrow_in_place(item: Item) -> Item:
     """Let a float64 item of a quantised all_reduce travel as float32."""
     if item.layout.dtype != "float64":
@@ -212,6 +246,13 @@ def narrow_in_place(item: Item) -> Item:
     wide = item.full.array
     narrow = cast(wide, "float32")
     return replace(in_place(narrow), copies=((wide, narrow), *item.copies))
+
+
+def _apart(shard: View, full: View, rank: int) -> bool:
+    """Tell whether a shard lies outside the full array, or is a rank's in it."""
+    here = address(full.memory) + rank * shard.memory.size
+    same = address(shard.memory) == here and shard.dtype == full.dtype
+    return same or not overlap(shard.memory, full.memory)
 
 
 def _places(given: Any, out: Any) -> list[Any]:

@@ -29,7 +29,7 @@ from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import PAYLOAD_NBYTES, Guard, check_sizes
-from zcomm.hops import CodecSpec
+from zcomm.hops import CodecSpec, parse_codecs
 from zcomm.issue import Issuer
 from zcomm.layout import Layout
 from zcomm.plan import Plan
@@ -77,7 +77,7 @@ class Communicator:
         self._guard = Guard(channel, name)
         self._table = small.Table(channel, self._guard)
         self._shelf = Shelf(self._table)
-        self._issuer = Issuer(stream, self._guard, channel.transport)
+        self._issuer = Issuer(stream, self._guard, channel)
         tuning = tuning or assume(channel.topology, channel.transport.name)
         self._planner = Planner(name, channel.rank, tuning)
         self._children: dict[tuple[str, int], Communicator] = {}
@@ -198,7 +198,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, shard, out)
-        items, result = arguments.gather_items(shard, out, self.size)
+        items, result = arguments.gather_items(shard, out, self.rank, self.size)
         made, items = self._planned_gather(items, codec, algorithm, self.min_numel)
         words = self._planner.describe(made)
         if small.fits(made):
@@ -235,7 +235,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, full, out)
-        items, result = arguments.reduce_items(full, out, self.size)
+        items, result = arguments.reduce_items(full, out, self.rank, self.size)
         keep = partial(self._shelf.keep_large_reduction, full, how, out)
         return self._reduce(items, result, *options, async_op, "", self._draws(), keep)
 
@@ -264,7 +264,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, x)
-        items = [arguments.in_place(one) for one in arguments.as_list(x)]
+        items = arguments.all_in_place(x)
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel, op)
         if any(codecs):
@@ -365,7 +365,7 @@ class Communicator:
     def barrier(self) -> None:
         """Return when all ranks have called."""
         self._check_open("barrier")
-        self._stream.call(self._barrier)
+        self._issuer.call(self._barrier)
 
     def _barrier(self) -> None:
         self._guard.check("barrier")
@@ -456,10 +456,30 @@ class Communicator:
         how = op, codec, algorithm, reduce_dtype, limit, async_op, label, draws
         return self._reduce(items, shards, *how)
 
+    def reduction_algorithm(
+        self,
+        layouts: Sequence[Layout],
+        *,
+        codec: CodecSpec = None,
+        reduce_dtype: str | None = None,
+        op: str = "avg",
+    ) -> str:
+        """Return the ``algorithm`` that :meth:`reduce_layout` takes by itself, whatever the size.
+
+        With a codec bits depend on it; named in a call it is the same in every run.
+        """
+        codecs = parse_codecs(codec, len(self.topology.levels))
+        made = self._planner.plan("reduce_scatter", layouts, codecs, "auto", op, reduce_dtype)
+        return made.how
+
     def close(self) -> None:
         """Finish what was issued and release the transport; all ranks call it.
 
         Sub-communicators end with it.
+
+        Raises:
+            ZcommError: an operation ended in its middle. Memory shared with other ranks is kept
+                then; :func:`zcomm.init` works again where all ranks call it.
         """
         if self._owner is None:
             self._closed = True
@@ -477,10 +497,14 @@ class Communicator:
             self._owner.close()
 
     def leave(self) -> None:
-        """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch."""
+        """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch.
+
+        Raises:
+            ZcommError: an operation ended in its middle: nobody is waited for.
+        """
         if not self._closed:
             self._closed = True
-            self._stream.call(lambda: self._guard.check("leaving the job", patient=True))
+            self._issuer.call(partial(self._guard.check, "leaving the job", patient=True))
             self._stream.raise_unawaited()
 
     def __enter__(self) -> Communicator:
@@ -573,8 +597,8 @@ class Communicator:
         if self.closed:
             self._check_open("this call")
         if async_op:
-            return self._stream.submit(partial(ready, *arrays))
-        return self._stream.call(ready, *arrays)
+            return self._issuer.submit(partial(ready, *arrays))
+        return self._issuer.call(ready, *arrays)
 
     def _draws(self) -> Draws:
         return self._channel.calls.draws()

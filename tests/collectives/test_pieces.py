@@ -11,6 +11,7 @@ from tests.collectives import oracle
 from tests.collectives.dtypes import as_array, assert_bits, drawn, stored_in
 from tests.collectives.nodes import cut_small, share_memory, slow, uncut
 from tests.collectives.worlds import WORLDS, Never, algorithms, caught, on, wire
+from tests.marks import one_in
 from zcomm import CollectiveTimeout, hops
 from zcomm.collectives import all_gather, reduce_scatter
 from zcomm.layout import Layout, Segment
@@ -52,8 +53,7 @@ def assert_same(found, expected):
             assert (one == other).all()
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("world", NODES)
+@pytest.mark.parametrize(("world", "codec"), one_in(2, NODES, list(CODECS)))
 def test_q15_pieces_and_windows_change_no_bit(monkeypatch, world, codec):
     expected = whole(monkeypatch, world, CODECS[codec])
     cut_small(monkeypatch)
@@ -192,8 +192,9 @@ def test_layouts_of_uneven_shards(monkeypatch, world, codec):
     assert_same(on(world, program, min_numel=0), expected)
 
 
-@pytest.mark.parametrize("codec", [None, "int8", "int4", "int8:block=4096"])
-@pytest.mark.parametrize("world", NODES)
+@pytest.mark.parametrize(
+    ("world", "codec"), one_in(2, NODES, [None, "int8", "int4", "int8:block=4096"])
+)
 def test_executed_bytes_are_planned_bytes(monkeypatch, world, codec):
     cut_small(monkeypatch)
     share_memory(monkeypatch, WORLDS[world])

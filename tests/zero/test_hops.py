@@ -8,6 +8,7 @@ import torch
 
 import zcomm
 import zero
+from tests.marks import one_in
 from tests.zero.models import Reordered, Tower, loss_of, make, tokens
 from tests.zero.runs import (
     SIZES,
@@ -24,9 +25,15 @@ from zcomm import Codec
 CODECS = [None, ("int8", "int4"), (None, "int8"), ("int8", None)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("grads", CODECS)
-@pytest.mark.parametrize("topology", ["2x2", "4x1", "2x2x2", "3x2"])
+@pytest.mark.parametrize(
+    ("topology", "grads", "dtype"),
+    one_in(
+        2,
+        ["2x2", "4x1", "2x2x2", "3x2"],
+        [(codec,) for codec in CODECS],
+        [torch.float32, torch.bfloat16],
+    ),
+)
 def test_one_backward_a_step_has_the_bits_of_one_operation(topology, grads, dtype):
     model = make(Tower, dtype=dtype)
     size = {**SIZES, "3x2": 6}[topology]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import zero
+from tests.marks import one_in
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.runs import on, shard, whole
 from tests.zero.test_codecs import round_trip
@@ -32,10 +33,10 @@ def watch(block, seen):
     block.up.register_full_backward_hook(lambda *_: look("backward"))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("secondary", [1, "node", 4, "persistent"])
-@pytest.mark.parametrize("codes", [None, "int8"])
-@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize(
+    ("weights", "codes", "secondary", "dtype"),
+    one_in(2, [None, "int8"], [None, "int8"], [1, "node", 4, "persistent"], DTYPES),
+)
 def test_hashes(weights, codes, secondary, dtype):
     if codes is not None and (weights is None or secondary == "persistent"):
         pytest.skip("codes need a codec, and differences are not held as codes")

@@ -10,15 +10,11 @@ from safetensors.torch import save_file, save_model
 
 import zero
 import zero.checkpoint.files
+from tests.marks import slow
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.pretrained import MODELS, batch_of
 from tests.zero.runs import adamw, assert_same_bits, on, shard, whole
 from zcomm.errors import CheckpointError
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
 
 CONFIGS = [
     *(zero.Config(stage=stage) for stage in range(4)),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import zero
+from tests.marks import one_in
 from tests.zero.models import Reordered, Tower, make
 from tests.zero.runs import SIZES, assert_same_bits, on, shard, train, whole
 from topology import Level, Topology
@@ -41,21 +42,22 @@ def test_twenty_steps(config, dtype):
     check("2x2", dtype, config, steps=20)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+PLACES = [
+    ("2x2", 1),
+    ("2x2", 4),
+    ("1x4", 2),
+    ("1x4", "node"),
+    ("4x1", "node"),
+    ("2x2x2", "node"),
+    ("2x2x2", 2),
+    ("1x4", None),
+    ("4x1", None),
+    ("2x2x2", None),
+]
+
+
 @pytest.mark.parametrize(
-    ("topology", "secondary"),
-    [
-        ("2x2", 1),
-        ("2x2", 4),
-        ("1x4", 2),
-        ("1x4", "node"),
-        ("4x1", "node"),
-        ("2x2x2", "node"),
-        ("2x2x2", 2),
-        ("1x4", None),
-        ("4x1", None),
-        ("2x2x2", None),
-    ],
+    ("topology", "secondary", "dtype"), one_in(2, PLACES, ["float32", "bfloat16"])
 )
 def test_other_topologies_and_groups(topology, dtype, secondary):
     check(topology, dtype, zero.Config(secondary=secondary), steps=3)

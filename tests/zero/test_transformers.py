@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import zero
+from tests.marks import one_in, slow
 from tests.zero.models import make
 from tests.zero.pretrained import MODELS, batch_of
 from tests.zero.runs import assert_same_bits, on, relative_difference, whole
@@ -103,8 +104,10 @@ def check_same_bits(name, topology, dtype, **options):
     return expected
 
 
-@pytest.mark.parametrize(("topology", "dtype"), [("1x2", torch.float32), ("2x2", torch.bfloat16)])
-@NAMES
+@pytest.mark.parametrize(
+    ("topology", "dtype", "name"),
+    one_in(2, [("1x2", torch.float32), ("2x2", torch.bfloat16)], list(MODELS)),
+)
 def test_stages_have_the_same_bits(name, topology, dtype):
     check_same_bits(name, topology, dtype, steps=2)
 
@@ -121,7 +124,7 @@ def test_losses_of_one_process(name):
     assert relative_difference(found[0][1], parameters) <= 1e-4
 
 
-@pytest.mark.parametrize("name", ["gpt2", "experts"])
+@pytest.mark.parametrize("name", ["gpt2", slow("experts")])
 def test_accumulation_without_sync(name):
     check_same_bits(name, "2x2", torch.bfloat16, steps=2, micro=3, no_sync=True)
 

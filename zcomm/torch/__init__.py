@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Options": "zcomm.torch.options",
-    "Saving": "zcomm.torch.saved",
-    "savings": "zcomm.torch.saved",
     "QuantizedAllReduce": "zcomm.torch.ddp",
+    "Saving": "zcomm.torch.saved",
     "all_reduce_hook": "zcomm.torch.ddp",
     "quantize_fsdp": "zcomm.torch.fsdp",
+    "savings": "zcomm.torch.saved",
 }
 
 __all__ = [
     "Options",
-    "Saving",
-    "savings",
     "QuantizedAllReduce",
+    "Saving",
     "all_reduce_hook",
     "quantize_fsdp",
+    "savings",
 ]
 
 

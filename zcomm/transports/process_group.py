@@ -279,6 +279,10 @@ class ProcessGroupRounds:
             (self._outgoing if self._incoming.done() else self._incoming).wait(POLL_SECONDS)
         return []
 
+    def sent(self) -> bool:
+        """See :class:`zcomm.transports.rounds.Rounds`: copies travel."""
+        return True
+
     def _late(self) -> list[int]:
         # Where all have sent, somebody does not receive.
         peers = set(self._incoming.late() or self._outgoing.late())

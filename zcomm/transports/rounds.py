@@ -64,6 +64,9 @@ class Rounds(Protocol):
             usually, and none ever where ``patient``.
         """
 
+    def sent(self) -> bool:
+        """Tell whether the own messages have left, so that rows may be written again."""
+
 
 def message_to(
     rank: int, nbytes: Nbytes, own: HostMemory, outbox: Sequence[HostMemory]
@@ -118,6 +121,11 @@ class MpiRounds:
                     return self._late()
         self._active = False
         return []
+
+    def sent(self) -> bool:
+        """See :class:`Rounds`."""
+        sends = self._requests[: len(self._peers)]
+        return all(request.Test() for request in sends)
 
     def _late(self) -> list[int]:
         arrived = [request.Test() for request in self._incoming]
