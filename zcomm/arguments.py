@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from zcomm.arrays import (
     FLOATING,
     HALF,
@@ -222,18 +224,37 @@ def in_place(x: Any) -> Item:
     return Item(whole, whole, Layout.even(dtype, whole.numel, 1), _copy_back(x, value))
 
 
+def check_written(x: Any) -> None:
+    """Check, before anything is sent, that an array can be written.
+
+    Raises:
+        ValueError: it is read-only, or several of its elements are one (an expanded tensor).
+    """
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        raise ValueError(f"array of shape {x.shape} is read-only: it cannot be written")
+    if is_torch(x) and any(
+        n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)
+    ):
+        raise ValueError(
+            f"tensor of shape {tuple(x.shape)} and stride {x.stride()}: several of its elements "
+            "are one, so it cannot be written"
+        )
+
+
 def all_in_place(x: Any) -> list[Item]:
     """Return the items of arrays that are reduced in place.
 
     Raises:
-        ValueError: two of them have elements in common.
+        ValueError: two of them have elements in common, or one cannot be written.
     """
+    for one in as_list(x):
+        check_written(one)
     items = [in_place(one) for one in as_list(x)]
     order = sorted(range(len(items)), key=lambda number: address(items[number].full.memory))
-    for one, other in pairwise(order):
-        if overlap(items[one].full.memory, items[other].full.memory):
+    for first, second in pairwise(order):
+        if overlap(items[first].full.memory, items[second].full.memory):
             raise ValueError(
-                f"items {min(one, other)} and {max(one, other)} share memory: "
+                f"items {min(first, second)} and {max(first, second)} share memory: "
                 "each would be reduced into the other"
             )
     return items
@@ -285,6 +306,7 @@ def _output(like: Any, out: Any, shape: tuple[int, ...], dtype: str) -> tuple[An
             f"out is a {type(out).__name__} for an input that is a {type(like).__name__}"
         )
     given = dtype_name(out)
+    check_written(out)
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}: the result has shape {shape}")
     if given != dtype and not (dtype in HALF and given == "float32"):

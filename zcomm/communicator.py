@@ -306,6 +306,8 @@ class Communicator:
         if ready is not None:
             return self._run_ready(ready, async_op, x)
         self._check_peer(root)
+        if self.rank != root:
+            arguments.check_written(x)
         item = arguments.in_place(x)
         words = f"broadcast {item.full.dtype}[{item.full.numel}] root={root}"
         inline = None
@@ -358,6 +360,7 @@ class Communicator:
         """Receive into ``x``, which is contiguous, what one rank sends; return ``x``."""
         self._check_open("recv")
         self._check_peer(peer, other=True)
+        arguments.check_written(x)
         target = view(x)
         self._issuer.alone(lambda: plain.recv(self._channel, target, peer), target)
         return x
@@ -476,10 +479,6 @@ class Communicator:
         """Finish what was issued and release the transport; all ranks call it.
 
         Sub-communicators end with it.
-
-        Raises:
-            ZcommError: an operation ended in its middle. Memory shared with other ranks is kept
-                then; :func:`zcomm.init` works again where all ranks call it.
         """
         if self._owner is None:
             self._closed = True
@@ -499,12 +498,11 @@ class Communicator:
     def leave(self) -> None:
         """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch.
 
-        Raises:
-            ZcommError: an operation ended in its middle: nobody is waited for.
+        Also where an operation ended in its middle: headers travel apart from what it left behind.
         """
         if not self._closed:
             self._closed = True
-            self._issuer.call(partial(self._guard.check, "leaving the job", patient=True))
+            self._stream.call(partial(self._guard.check, "leaving the job", patient=True))
             self._stream.raise_unawaited()
 
     def __enter__(self) -> Communicator:

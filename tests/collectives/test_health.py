@@ -80,8 +80,7 @@ def test_later_calls_of_all_communicators_say_so(world, end, monkeypatch):
         assert comm.enqueue(lambda: None).wait() is None
         said[comm.rank] = str(first.value)
 
-    with pytest.raises(ZcommError, match=MIDDLE):  # of close, which waits for nobody
-        on("2x2" if world == "messages" else "1x4", program)
+    on("2x2" if world == "messages" else "1x4", program)
     assert len(said) == 4
     assert said[1] == "in the middle"
 
@@ -100,8 +99,7 @@ def test_what_is_queued_behind_it_does_not_run(monkeypatch):
             with pytest.raises(ZcommError, match=MIDDLE):
                 work.wait()
 
-    with pytest.raises(ZcommError, match=MIDDLE):
-        on("2", program)
+    on("2", program)
 
 
 def test_a_handshake_that_ran_out_of_time_before_data(monkeypatch):
@@ -120,8 +118,7 @@ def test_a_handshake_that_ran_out_of_time_before_data(monkeypatch):
         with pytest.raises(ZcommError, match=MIDDLE):
             comm.barrier()
 
-    with pytest.raises(ZcommError, match=MIDDLE):
-        on("2", program)
+    on("2", program)
 
 
 def test_small_calls_and_mismatches_end_as_a_whole(monkeypatch):
