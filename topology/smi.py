@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from topology.errors import TopologyError
-from topology.system import KINDS, Cpu, Gpu, Nic, Path, System
+from topology.system import CPU_LIST, KINDS, Cpu, Gpu, Nic, Path, System
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _GPU = re.compile(r"GPU(0|[1-9]\d{0,4})")
 _CELL = re.compile(r"X|NV([1-9]\d?)|PIX|PXB|PHB|NODE|SYS|SOC")
 _P2P = re.compile(r"OK|CNS|GNS|TNS|NS|DR|U")
-_LIST = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*")
 _LEGEND = re.compile(r"(\S+): +(\S+)")
 _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _POSSIBLE = "possible: X, NV#, PIX, PXB, PHB, NODE, SYS"
@@ -135,7 +134,7 @@ def _row(words: Sequence[str], names: Sequence[str], num_affinities: int, line: 
             f"{where}: {' '.join(rest)!r} after the cells, the header has {num_affinities} columns"
         )
     for word in rest:
-        if word != "N/A" and not _LIST.fullmatch(word):
+        if word != "N/A" and not CPU_LIST.fullmatch(word):
             raise TopologyError(f"{where}: {word!r} is no affinity; possible: N/A, 0-31,64-95")
     return _Row(label, tuple("SYS" if cell == "SOC" else cell for cell in cells), tuple(rest))
 

@@ -16,6 +16,7 @@ A reader must not assume that a fact is known: what nobody could say is None. ``
 NVSwitch is shared by all peers (``Gpu.switched``), between two GPUs it is theirs alone.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,10 @@ KINDS = ("X", "NV", "XGMI", "PIX", "PXB", "PHB", "NODE", "SYS", "NET")
 """Kinds of paths, best first."""
 FAST = ("NV", "XGMI")
 """Kinds that do not pass PCIe."""
+
+
+CPU_LIST = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*")
+"""CPUs as the kernel writes them."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,10 @@ class System:
         for item in placed:
             if not 0 <= item.host < len(self.hosts):
                 raise TopologyError(f"{item}: there are {len(self.hosts)} hosts")
+        lists: tuple[Cpu | Gpu | Rank, ...] = (*self.cpus, *self.gpus, *self.ranks)
+        for place in lists:
+            if place.cpus is not None and not CPU_LIST.fullmatch(place.cpus):
+                raise TopologyError(f"{place}: cpus such as 0-31,64-95 are expected")
         for path in self.paths:
             if not 0 <= path.a < path.b < len(self.devices) or path.kind not in KINDS:
                 raise TopologyError(
