@@ -53,7 +53,7 @@ def pair_paths(
         for b in range(a + 1, len(gpus)):
             there, back = direct.get((a, b)), direct.get((b, a))
             if there is None and back is None:
-                if _share_switch(first, gpus[b]):
+                if share_switch(first, gpus[b]):
                     links = min(first.nvlinks or 0, gpus[b].nvlinks or 0)
                     gbytes = _least(first.gbytes, gpus[b].gbytes)
                     paths.append(Path(a, b, "NV", links, gbytes, f"{source}, switch"))
@@ -79,8 +79,11 @@ def pair_paths(
     return paths, warnings
 
 
-def _share_switch(first: Gpu, second: Gpu) -> bool:
-    """NVSwitches of a host are one fabric; those of several hosts where they say so."""
+def share_switch(first: Gpu, second: Gpu) -> bool:
+    """Say whether links of two GPUs meet in switches.
+
+    NVSwitches of a host are one fabric; those of several hosts where they say so.
+    """
     if not (first.switched and second.switched):
         return False
     if first.domain is not None or second.domain is not None:
