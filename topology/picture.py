@@ -157,7 +157,7 @@ def _switch(system: System, layout: _Layout, island: Sequence[int]) -> Iterator[
     yield Box(left, y, right - left, 26, GREEN, radius=5)
     links = system.gpus[island[0]].nvlinks
     gbytes = system.gpus[island[0]].gbytes
-    words = f"NVSwitch, {links} links a GPU" + (f", {gbytes:g} GB/s" if gbytes else "")
+    words = f"NVSwitch, {links} links a GPU" + (f", {gbytes:.4g} GB/s" if gbytes else "")
     if right - left < 7 * len(words):
         words = "NVSwitch"
     yield Words((left + right) / 2, y + 17, words, 12, "#ffffff", "middle", bold=True)
@@ -226,7 +226,7 @@ def _network(system: System, layout: _Layout, y: float) -> Iterator[Shape]:
     left = min(start for start, _ in layout.hosts.values())
     right = max(end for _, end in layout.hosts.values())
     for nic, x in layout.nics.items():
-        if nic in system.rails:
+        if nic in system.rails or not system.gpus:
             middle = x + UNIT / 2
             yield Line(middle, TOP_OF_NICS + HEIGHT, middle, y, _colour(system, layout, nic), 2.5)
     if not layout.nics:

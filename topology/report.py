@@ -6,6 +6,7 @@ Bandwidths are GB/s (1e9) one way. A word in brackets behind a fact is its sourc
 from collections.abc import Sequence
 
 from topology.model import Topology
+from topology.relations import cpu_list
 from topology.system import FAST, Gpu, Nic, System
 
 LEGEND = """\
@@ -28,7 +29,7 @@ def verdict(system: System) -> str:
     if system.gpus:
         words.append(links_in_words(system))
     used = {nic for nic in system.rails if nic is not None}
-    if system.nics:
+    if used:
         per_host = sorted({_count_on(system, used, host) for host in range(len(system.hosts))})
         rails = "-".join(map(str, (per_host[0], per_host[-1])[: len(per_host)]))
         words.append(f"{rails} rail{'' if rails == '1' else 's'} a node")
@@ -46,7 +47,7 @@ def _count_on(system: System, devices: set[int], host: int) -> int:
 def _size(system: System) -> str:
     num_hosts = len(system.hosts)
     nodes = f"{num_hosts} node{'s' if num_hosts > 1 else ''}"
-    what = "GPU" if system.gpus else "rank"
+    what = "GPU" if system.gpus else "ranks on CPUs"
     placed = [gpu.host for gpu in system.gpus] or [rank.host for rank in system.ranks]
     if not placed:
         return f"{nodes} without a GPU"
@@ -98,7 +99,7 @@ def matrix(system: System) -> str:
     Hosts whose matrices are equal are shown once. Without devices the ranks are shown: NODE within
     a NUMA node, SYS between them, NET between hosts.
     """
-    if not system.devices:
+    if not system.gpus and system.ranks:
         return _rank_matrix(system)
     shown: dict[str, list[int]] = {}
     for host in range(len(system.hosts)):
@@ -204,16 +205,14 @@ def _devices(
             lines.append(f"+ {_device(system, number)}")
             if isinstance(one, Gpu):
                 lines += [f"  {line}" for line in _links(system, number)]
-    lines += [
-        f"+ rank {rank.rank}{_bound(rank.cpus)} [mpi]"
-        for rank in system.ranks
-        if rank.host == host and rank.gpu is None and here(rank.numa) and system.given is None
-    ]
+    bound: dict[str, list[int]] = {}
+    for rank in system.ranks:
+        if rank.host == host and rank.gpu is None and rank.cpus and here(rank.numa):
+            bound.setdefault(rank.cpus, []).append(rank.rank)
+    for cpus, ranks in bound.items():
+        name = "rank" if len(ranks) == 1 else "ranks"
+        lines.append(f"+ {name} {cpu_list(ranks)}, may run on CPUs {cpus} [mpi]")
     return lines
-
-
-def _bound(cpus: str | None) -> str:
-    return f", may run on CPUs {cpus}" if cpus else ""
 
 
 def _device(system: System, number: int) -> str:
@@ -277,7 +276,8 @@ def _levels(system: System) -> list[str]:
     """Return the levels of the ranks, innermost first."""
     if not (system.ranks or system.gpus or system.given):
         return []
-    return ["levels, innermost first:", *(f"  {line}" for line in levels(system.topology))]
+    origin = " (as given)" if system.given else ""
+    return [f"levels, innermost first{origin}:", *(f"  {line}" for line in levels(system.topology))]
 
 
 def levels(topology: Topology) -> list[str]:

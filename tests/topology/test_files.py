@@ -242,3 +242,18 @@ def test_a_file_as_the_topology_of_a_job(tmp_path):
         parse(DATA / "smi_dgx1_v100_cube_mesh.txt", 12)
     with pytest.raises(TopologyError, match="describes no GPU"):
         parse(DATA / "nccl_busids_only.xml", 4)
+
+
+def test_affinities_may_be_lists_or_unknown():
+    """A GB200 tray: the memory of a GPU is a NUMA node of its own; near are lists of others."""
+    text = (
+        "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+        "GPU0\t X \tNV18\tSYS\t0-71\t0,3-9,11-17\t\t2\n"
+        "GPU1\tNV18\t X \tSYS\tN/A\t0-1\t\tN/A\n"
+        "NIC0\tSYS\tSYS\t X \t\t\t\t\n"
+    )
+    system = parse_matrix(text)
+    assert [(gpu.cpus, gpu.numa) for gpu in system.gpus] == [("0-71", None), (None, None)]
+    assert system.letters(0, 1) == "NV18"
+    assert system.gpus[0].nvlinks == 18
+    assert system.notes == ()

@@ -104,6 +104,26 @@ def test_a_name_cannot_break_the_picture():
     assert "<a>&?" in [element.text for element in root.iter(f"{SVG}text")]
 
 
+def test_a_job_without_gpus():
+    cpus = {"host": 0, "numa": 0, "cpus": "0-3"}, {"host": 0, "numa": 1, "cpus": "4-7"}
+    places = (0, 0, "0-3"), (0, 1, "4-7"), (1, None, "0-7"), (1, None, "0-7")
+    ranks = [
+        {"rank": rank, "host": host, "cpus": cpus, "numa": numa}
+        for rank, (host, numa, cpus) in enumerate(places)
+    ]
+    document = {"schema": SCHEMA, "hosts": ["a", "b"], "cpus": list(cpus), "ranks": ranks}
+    system = parse_text(json.dumps(document))
+    lines = report(system).splitlines()
+    assert lines[0] == (
+        "2 nodes x 2 ranks on CPUs, 4 ranks = 2 x 2 (network x node), block placement"
+    )
+    assert lines[3] == "rank0  X      SYS    NET    NET"
+    assert lines[5] == "rank2  NET    NET    X      ?"
+    assert "  + rank 1, may run on CPUs 4-7 [mpi]" in lines
+    assert "+ ranks 2-3, may run on CPUs 0-7 [mpi]" in lines
+    assert lines[-2:] == ["  node: 0 1 | 2 3", "  network: 0 1 2 3"]
+
+
 def test_png(tmp_path, monkeypatch):
     system = read_system(DATA / "smi_a100_pcie_nvlink_bridge_pairs.txt")
     pytest.importorskip("matplotlib")
@@ -139,3 +159,17 @@ def test_command_with_a_file_that_is_none(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"zcomm topo: topology file '{path}': it begins with")
     assert cli.main(["topo", "--file", str(tmp_path / "absent")]) == 1
     assert "cannot be read (No such file or directory)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variables", [{}, {"ZCOMM_TOPOLOGY": "2x1"}])
+def test_command_in_a_job(launch, tmp_path, variables):
+    """All ranks look, one shows; ZCOMM_TOPOLOGY replaces the levels."""
+    picture = tmp_path / "job.svg"
+    words = ["-m", "zcomm.cli", "topo", "--json", "--svg", picture]
+    child = launch(*words, num_ranks=2, env=variables)
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    nodes = next(level for level in found["levels"] if level["name"] == "node")
+    assert nodes["groups"] == ([[0], [1]] if variables else [[0, 1]])
+    assert "rank 1" in picture.read_text()
