@@ -63,7 +63,7 @@ def init(
 
     Args:
         topology: "auto" (``ZCOMM_TOPOLOGY``, else discovered), a text such as "2x4" (2 nodes of 4),
-            a JSON file, or a :class:`topology.Topology`.
+            a file (see docs/topology.md), or a :class:`topology.Topology`.
         device: "auto" (CUDA where every rank has it), "cpu" or "cuda". The device of a rank is that
             of its number on its host; it is made the current one of torch and CuPy.
         transport: "auto" (NCCL where every rank has it and a device for itself), "mpi" (device

@@ -172,3 +172,11 @@ def trained(launch, ranks, *cases):
 def test_trainings_as_without_the_hook_however(launch, ranks):
     cases = "plain", "views", "static", "accumulated", "many buckets", "unused", "bf16"
     trained(launch, ranks, *cases)
+
+
+@pytest.mark.slow
+def test_a_group_of_backend_zcomm_trains_as_without_the_hook(launch):
+    cases = "plain", "views", "accumulated"
+    run = launch("tests/torch/programs/ddp.py", "zcomm", *cases, num_ranks=4)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[:-1] == [f"{case} passed" for case in cases]
