@@ -1,8 +1,9 @@
-"""The topology of a running MPI job, asked from MPI itself.
+"""The topology of a running MPI job, asked from MPI, and from NVML where there are GPUs.
 
 A **node** is a set of ranks that can share memory, as MPI sees it (``MPI_COMM_TYPE_SHARED``); host
 names are a cross-check only. There are always two levels, node and network, also where all ranks
-are on one node and where each is alone.
+are on one node and where each is alone. Where NVLink joins other sets of GPUs than nodes, and
+evenly, there is a third, the domain: inside a node (bridged pairs, a cube mesh) or across nodes.
 
 A reader must not assume block placement: which ranks form a node is what MPI said, never
 ``rank // n``.
@@ -13,7 +14,9 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from topology import live, nvml
 from topology.model import Level, Topology
+from topology.system import System
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,11 +35,70 @@ def discover(comm: "MPI.Comm") -> Topology:
     Args:
         comm: any mpi4py intracommunicator; the ranks of the result are its ranks.
     """
+    firsts, hosts = _nodes(comm)
+    records = _allgather_text(comm, _look(comm, hosts, always=False))
+    if not any(records):
+        return from_nodes(firsts)
+    system = live.assemble(firsts, hosts, records)
+    if comm.Get_rank() == 0:
+        for note in system.notes:
+            _logger.warning("%s", note)
+    return system.topology
+
+
+def survey(comm: "MPI.Comm") -> System:
+    """Return all that can be found about the hosts of a communicator; all its ranks call this.
+
+    As ``discover``, and besides CPUs, NICs, and what there is on hosts without GPUs.
+    """
+    firsts, hosts = _nodes(comm)
+    return live.assemble(firsts, hosts, _allgather_text(comm, _look(comm, hosts, always=True)))
+
+
+def _nodes(comm: "MPI.Comm") -> tuple[list[int], list[str]]:
     firsts, hosts = _gather(comm)
     found = contradiction(firsts, hosts)
     if found and comm.Get_rank() == 0:
         _logger.warning("%s; nodes are as MPI says, topology= or ZCOMM_TOPOLOGY overrides", found)
-    return from_nodes(firsts)
+    return firsts, hosts
+
+
+def _look(comm: "MPI.Comm", hosts: Sequence[str], *, always: bool) -> str:
+    """Return what this rank sees of its host; empty without GPUs, unless ``always``.
+
+    No error leaves this function: the others wait for this rank.
+    """
+    rank = comm.Get_rank()
+    try:
+        api = nvml.load()
+        if api is None and not always:
+            return ""
+        seen = live.machine(hosts[rank], api)
+        if not seen.gpus and not always:
+            return ""
+        visible = live.visible_gpus() if seen.gpus else []
+        local = hosts[:rank].count(hosts[rank])
+        return live.record(seen, visible[local % len(visible)] if visible else None)
+    except Exception as error:
+        _logger.warning("rank %d cannot look at its host: %s", rank, error)
+        return ""
+
+
+def _allgather_text(comm: "MPI.Comm", text: str) -> list[str]:
+    """Return the texts of all ranks."""
+    mine = text.encode()
+    lengths = bytearray(_RANK.size * comm.Get_size())
+    comm.Allgather(bytearray(_RANK.pack(len(mine))), lengths)
+    sizes = [size for (size,) in _RANK.iter_unpack(lengths)]
+    longest = max(sizes)
+    if longest == 0:
+        return [""] * len(sizes)
+    everyone = bytearray(longest * len(sizes))
+    comm.Allgather(bytearray(mine.ljust(longest, b"\0")), everyone)
+    starts = range(0, len(everyone), longest)
+    return [
+        everyone[start : start + size].decode() for start, size in zip(starts, sizes, strict=True)
+    ]
 
 
 def from_nodes(nodes: Sequence[int]) -> Topology:

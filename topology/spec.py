@@ -1,4 +1,4 @@
-"""Topologies that people write: ``"8"``, ``"2x4"``, ``"2x2x4"``, ``"3+5"``, or a JSON file.
+"""Topologies that people write: ``"8"``, ``"2x4"``, ``"2x2x4"``, ``"3+5"``, or a file.
 
 A **shape text** is read outermost first: ``2x4`` is 2 nodes of 4 ranks, placed in blocks. ``3+5``
 is two uneven nodes. Text made of digits, ``x``, ``+`` and blanks is always a shape; any other text
@@ -13,6 +13,7 @@ from operator import mul
 from pathlib import Path
 
 from topology.errors import TopologyError
+from topology.files import parse_named, read_text, repeat
 from topology.model import Level, Topology
 
 _SHAPE_ALPHABET = re.compile(r"[0-9xX+\s]+")
@@ -20,7 +21,7 @@ _NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
 _USUAL_NAMES = ("domain", "node", "network")
 _POSSIBLE = (
     "possible: '8' (one node), '2x4' (2 nodes of 4 ranks, outermost first), "
-    "'3+5' (uneven nodes) or the path of a JSON file"
+    "'3+5' (uneven nodes) or the path of a file: JSON, XML of NCCL, `nvidia-smi topo -m`"
 )
 
 
@@ -28,8 +29,9 @@ def parse(spec: str | Path | Topology, size: int | None = None) -> Topology:
     """Read a topology and compare it with the number of ranks of the job.
 
     Args:
-        spec: a shape text, the path of a JSON file (schema ``zcomm.topology/1``), or a Topology,
-            which is returned as it is.
+        spec: a shape text, the path of a file of any kind (``topology.files``), or a Topology,
+            which is returned as it is. A file that describes one host stands for as many as the
+            job has, with a block of ranks each: one for each GPU.
         size: number of ranks of the job; None accepts any.
 
     Raises:
@@ -42,7 +44,7 @@ def parse(spec: str | Path | Topology, size: int | None = None) -> Topology:
         return _parse_shape(spec, size)
     if not isinstance(spec, (str, Path)) or not str(spec).strip():
         raise TopologyError(f"topology {spec!r} is no text, path or Topology; {_POSSIBLE}")
-    return _sized(_read(str(spec)), size, f"topology file {str(spec)!r}")
+    return _sized(_read(str(spec), size), size, f"topology file {str(spec)!r}")
 
 
 def flat(size: int) -> Topology:
@@ -111,20 +113,23 @@ def _shapes_of(size: int) -> str:
     return f"possible: '{size}', {', '.join(shown)}, …"
 
 
-def _read(path: str) -> Topology:
+def _read(path: str, size: int | None) -> Topology:
+    """Read a file of any kind; a machine that one host describes stands for all of the job."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise TopologyError(
             f"topology {path!r} is neither a shape nor a readable file ({error.strerror}); "
             f"{_POSSIBLE}"
         ) from None
-    except UnicodeDecodeError:
-        raise TopologyError(f"topology file {path!r} is not UTF-8 text") from None
+    system = parse_named(text, path)
     try:
-        return Topology.from_json(text)
+        found = system.topology
     except TopologyError as error:
         raise TopologyError(f"topology file {path!r}: {error}") from None
+    if size is None or system.given is not None or system.ranks or len(system.hosts) > 1:
+        return found
+    return repeat(found, size) or found
 
 
 def _sized(topology: Topology, size: int | None, origin: str) -> Topology:

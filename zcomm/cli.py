@@ -1,6 +1,6 @@
-"""The console script ``zcomm``: ``doctor``, ``tune``, and commands that other packages register.
+"""The console script ``zcomm``: ``doctor``, ``topo``, ``tune``, and commands of other packages.
 
-A **command** is an object with the members of ``Command``: ``DoctorCommand`` and ``TuneCommand``
+A **command** is an object with the members of ``Command``: ``DoctorCommand`` and its like
 here, others from the entry-point group ``zcomm.commands``, where the name of the entry point is the
 word on the command line. Only the command that was asked for is imported, so a broken one does not
 harm the others. Do not assume MPI or torch here: ``zcomm doctor`` is for machines that lack them.
@@ -72,6 +72,24 @@ class TuneCommand:
         return tune_command.run(arguments)
 
 
+class TopoCommand:
+    """``zcomm topo``: show who is near whom, of this job or of a file."""
+
+    help = "show the machine: verdict, matrix, tree, picture; of this job, or of a file"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare what to show, and how."""
+        from zcomm import topo_command
+
+        topo_command.add_arguments(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print and draw; return the exit code."""
+        from zcomm import topo_command
+
+        return topo_command.run(arguments)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` names (by default ``sys.argv[1:]``); return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -89,7 +107,11 @@ def commands() -> dict[str, Command | EntryPoint]:
     found: dict[str, Command | EntryPoint] = {
         entry.name: entry for entry in entry_points(group=GROUP)
     }
-    own: dict[str, Command | EntryPoint] = {"doctor": DoctorCommand(), "tune": TuneCommand()}
+    own: dict[str, Command | EntryPoint] = {
+        "doctor": DoctorCommand(),
+        "topo": TopoCommand(),
+        "tune": TuneCommand(),
+    }
     return own | dict(sorted(found.items()))
 
 

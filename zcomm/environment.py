@@ -28,8 +28,9 @@ VARIABLES = (
     Variable(
         "ZCOMM_TOPOLOGY",
         "",
-        'the topology, outermost level first ("2x4": 2 nodes of 4 ranks), or a JSON file that holds'
-        " one; it replaces what would be discovered, and a topology given in code replaces it",
+        'the topology, outermost level first ("2x4": 2 nodes of 4 ranks), or a file (our JSON, XML'
+        " of NCCL, the matrix of `nvidia-smi topo -m`); it replaces what would be discovered, and a"
+        " topology given in code replaces it",
     ),
     Variable(
         "ZCOMM_CHECK",

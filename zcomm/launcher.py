@@ -20,6 +20,22 @@ SIZE_VARIABLES = {
     "WORLD_SIZE": "torchrun",
 }
 
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
+
+
+def started_rank() -> int:
+    """Return the rank that a launcher gave this process; 0 without a launcher."""
+    values = (os.environ.get(name, "") for name in RANK_VARIABLES)
+    return next((int(value) for value in values if value.isdigit()), 0)
+
+
+def started_size() -> tuple[str, int]:
+    """Return which variable of a launcher says how many ranks it started, and how many."""
+    for name in SIZE_VARIABLES:
+        if os.environ.get(name, "").isdigit():
+            return name, int(os.environ[name])
+    return "", 1
+
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What ``torch.distributed`` needs in the environment to start."""

@@ -119,7 +119,7 @@ CASES = {
         parse,
         ("2*4", 8),
         "'2\\*4' is neither a shape nor a readable file \\(No such file or directory\\); "
-        "possible: '8' .*, '2x4' .*, '3\\+5' .* or the path of a JSON file",
+        "possible: '8' .*, '2x4' .*, '3\\+5' .* or the path of a file: JSON, .*",
     ),
     "empty text": (parse, ("", 8), "'' is no text, path or Topology; possible: "),
     "a number instead of a text": (parse, (8, 8), "8 is no text, path or Topology"),
