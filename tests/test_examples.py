@@ -3,15 +3,25 @@
 import pytest
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.examples
+
 
 def losses(run):
     assert run.returncode == 0, run.stderr
     words = [line.split() for line in run.stdout.splitlines() if line.startswith("step")]
-    return {int(line[1]): float(line[3]) for line in words}
+    return {int(line[1]): float(line[3].rstrip(",")) for line in words}
 
 
 def test_gpt(launch):
     found = losses(launch("examples/gpt.py", 21, num_ranks=2, env={"ZCOMM_TOPOLOGY": "2x1"}))
+    assert list(found) == [0, 10, 20]
+    assert found[20] < 0.8 * found[0]
+
+
+@pytest.mark.slow
+def test_fsdp2(launch):
+    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2
+    found = losses(launch(*torchrun, "examples/fsdp2.py", 21, env={"ZCOMM_TOPOLOGY": "2x1"}))
     assert list(found) == [0, 10, 20]
     assert found[20] < 0.8 * found[0]
 

@@ -5,9 +5,18 @@ each gives a ``Topology``. This package imports nothing of zcomm, and importing 
 torch nor cupy nor mpi4py.
 """
 
-from topology.discover import discover
+from topology.discover import discover, from_nodes
 from topology.errors import TopologyError
 from topology.model import Level, Topology
 from topology.spec import flat, from_shape, parse
 
-__all__ = ["Level", "Topology", "TopologyError", "discover", "flat", "from_shape", "parse"]
+__all__ = [
+    "Level",
+    "Topology",
+    "TopologyError",
+    "discover",
+    "flat",
+    "from_nodes",
+    "from_shape",
+    "parse",
+]

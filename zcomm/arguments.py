@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from zcomm.arrays import (
     FLOATING,
     HALF,
     Memory,
     View,
+    address,
     assign,
     cast,
     contiguous,
+    copied,
     dtype_name,
     empty,
     is_contiguous,
     is_torch,
+    overlap,
     view,
     zeros,
 )
@@ -66,23 +72,31 @@ def as_list(x: Any) -> list[Any]:
     return list(x) if isinstance(x, list | tuple) else [x]
 
 
-def gather_items(shard: Any, out: Any, size: int) -> tuple[list[Item], Any]:
-    """Return the items of an all_gather of even shards, and what the call returns."""
+def gather_items(shard: Any, out: Any, rank: int, size: int) -> tuple[list[Item], Any]:
+    """Return the items of an all_gather of even shards, and what the call returns.
+
+    A shard may lie anywhere in ``out``; where it is not in its own place it is copied first.
+    """
     items, results = [], []
     for one, place in zip(as_list(shard), _places(shard, out), strict=True):
         dtype = dtype_name(one)
         value = contiguous(one)
         shape = (size,) if value.ndim == 0 else (size * value.shape[0], *value.shape[1:])
         result, target = _output(value, place, shape, dtype)
-        source = view(value)
+        source, full = view(value), view(target)
+        if not _apart(source, full, rank):
+            source = view(copied(value))
         layout = Layout.even(dtype, source.numel * size, size)
-        items.append(Item(source, view(target), layout, _copy_back(result, target)))
+        items.append(Item(source, full, layout, _copy_back(result, target)))
         results.append(result)
     return items, results if isinstance(shard, list | tuple) else results[0]
 
 
-def reduce_items(full: Any, out: Any, size: int) -> tuple[list[Item], Any]:
-    """Return the items of a reduce_scatter into even shards, and what the call returns."""
+def reduce_items(full: Any, out: Any, rank: int, size: int) -> tuple[list[Item], Any]:
+    """Return the items of a reduce_scatter into even shards, and what the call returns.
+
+    ``out`` may lie anywhere in the input; where it is not the own shard the input is copied first.
+    """
     items, results = [], []
     for one, place in zip(as_list(full), _places(full, out), strict=True):
         dtype = dtype_name(one)
@@ -91,8 +105,11 @@ def reduce_items(full: Any, out: Any, size: int) -> tuple[list[Item], Any]:
         result, target = _output(
             value, place, _shard_shape(tuple(value.shape), source.numel, size), dtype
         )
+        shard = view(target)
+        if not _apart(shard, source, rank):
+            source = view(copied(value))
         layout = Layout.even(dtype, source.numel, size)
-        items.append(Item(view(target), source, layout, _copy_back(result, target)))
+        items.append(Item(shard, source, layout, _copy_back(result, target)))
         results.append(result)
     return items, results if isinstance(full, list | tuple) else results[0]
 
@@ -194,6 +211,8 @@ def all_to_all_item(send: Any, out: Any, size: int) -> tuple[Item, Any]:
     source = view(value)
     result, target = _output(value, out, tuple(value.shape), source_dtype)
     layout = Layout.even(source_dtype, source.numel, 1)
+    if overlap(source.memory, view(target).memory):
+        source = view(copied(value))
     return Item(view(target), source, layout, _copy_back(result, target)), result
 
 
@@ -205,6 +224,42 @@ def in_place(x: Any) -> Item:
     return Item(whole, whole, Layout.even(dtype, whole.numel, 1), _copy_back(x, value))
 
 
+def check_written(x: Any) -> None:
+    """Check, before anything is sent, that an array can be written.
+
+    Raises:
+        ValueError: it is read-only, or several of its elements are one (an expanded tensor).
+    """
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        raise ValueError(f"array of shape {x.shape} is read-only: it cannot be written")
+    if is_torch(x) and any(
+        n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)
+    ):
+        raise ValueError(
+            f"tensor of shape {tuple(x.shape)} and stride {x.stride()}: several of its elements "
+            "are one, so it cannot be written"
+        )
+
+
+def all_in_place(x: Any) -> list[Item]:
+    """Return the items of arrays that are reduced in place.
+
+    Raises:
+        ValueError: two of them have elements in common, or one cannot be written.
+    """
+    for one in as_list(x):
+        check_written(one)
+    items = [in_place(one) for one in as_list(x)]
+    order = sorted(range(len(items)), key=lambda number: address(items[number].full.memory))
+    for first, second in pairwise(order):
+        if overlap(items[first].full.memory, items[second].full.memory):
+            raise ValueError(
+                f"items {min(first, second)} and {max(first, second)} share memory: "
+                "each would be reduced into the other"
+            )
+    return items
+
+
 def narrow_in_place(item: Item) -> Item:
     """Let a float64 item of a quantised all_reduce travel as float32."""
     if item.layout.dtype != "float64":
@@ -212,6 +267,13 @@ def narrow_in_place(item: Item) -> Item:
     wide = item.full.array
     narrow = cast(wide, "float32")
     return replace(in_place(narrow), copies=((wide, narrow), *item.copies))
+
+
+def _apart(shard: View, full: View, rank: int) -> bool:
+    """Tell whether a shard lies outside the full array, or is a rank's in it."""
+    here = address(full.memory) + rank * shard.memory.size
+    same = address(shard.memory) == here and shard.dtype == full.dtype
+    return same or not overlap(shard.memory, full.memory)
 
 
 def _places(given: Any, out: Any) -> list[Any]:
@@ -244,6 +306,7 @@ def _output(like: Any, out: Any, shape: tuple[int, ...], dtype: str) -> tuple[An
             f"out is a {type(out).__name__} for an input that is a {type(like).__name__}"
         )
     given = dtype_name(out)
+    check_written(out)
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}: the result has shape {shape}")
     if given != dtype and not (dtype in HALF and given == "float32"):

@@ -105,6 +105,24 @@ def view(x: Any) -> View:
     return View(kind.memory(flat), name, flat)
 
 
+def address(memory: Memory) -> int:
+    """Return where memory begins."""
+    return memory.pointer if isinstance(memory, DeviceMemory) else int(memory.ctypes.data)
+
+
+def overlap(a: Memory, b: Memory) -> bool:
+    """Tell whether two memories, both on the host or on one device, have a byte in common."""
+    start, other = address(a), address(b)
+    return min(a.size, b.size) > 0 and start < other + b.size and other < start + a.size
+
+
+def copied(x: Any) -> Any:
+    """Return a contiguous copy of an array."""
+    made = empty(x, x.shape)
+    assign(made, x)
+    return made
+
+
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
     """Allocate an array of the kind, in the place and, unless named, of the dtype of ``like``."""
     return kind_of(like).empty(like, tuple(shape), dtype)

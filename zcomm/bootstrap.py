@@ -1,7 +1,7 @@
-"""How a communicator comes to be: under MPI, or as threads of this process.
+"""How a communicator comes to be: of MPI's ranks, of a process group's, or as threads.
 
-``init`` reads the settings, asks MPI who is there, compares with the launcher, and makes sure that
-all ranks agree (version, topology, settings). With ``abort=True`` an exception on one rank, or a
+``init`` reads the settings, asks who is there (:mod:`zcomm.worlds`), and makes sure that all ranks
+agree (version, topology, settings). With ``abort=True`` an exception on one rank, or a
 rank that leaves while others still communicate, ends the job: hooks are installed then, never on
 import.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,7 @@ import numpy as np
 
 import topology as topologies
 from topology import Topology
-from zcomm import environment, exits, launcher, placement, tuning
+from zcomm import environment, exits, placement, tuning, worlds
 from zcomm.arrays import BufferPool, View
 from zcomm.collectives import plain
 from zcomm.collectives.channel import Channel
@@ -31,17 +32,19 @@ from zcomm.seeds import Calls, check_seed
 from zcomm.traffic import Clock, Traffic
 from zcomm.transports.base import Transport
 from zcomm.transports.local import Hub, LocalTransport
+from zcomm.transports.nccl import NcclTransport, load_nccl
 from zcomm.transports.staged import StagedTransport
 from zcomm.tuning import Tuning
 from zcomm.work import Stream
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
 DEFAULT_MIN_NUMEL = 65536
-_MPI_STREAM: list[Stream] = []
-"""The one stream of this process, made with its first MPI communicator."""
+_STREAM: list[Stream] = []
+"""The one stream of this process, made with its first communicator."""
 
 
 def init(
@@ -51,9 +54,12 @@ def init(
     min_numel: int = DEFAULT_MIN_NUMEL,
     abort: bool = True,
     seed: int = 0,
-    comm: MPI.Intracomm | None = None,
+    comm: MPI.Intracomm | ProcessGroup | None = None,
 ) -> Communicator:
     """Join the job and return its communicator; all ranks call it with the same arguments.
+
+    The job is that of mpirun; without one, where torchrun started the ranks, they communicate over
+    gloo, which is said once.
 
     Args:
         topology: "auto" (``ZCOMM_TOPOLOGY``, else discovered), a text such as "2x4" (2 nodes of 4),
@@ -61,11 +67,14 @@ def init(
         device: "auto" (CUDA where every rank has it), "cpu" or "cuda". The device of a rank is that
             of its number on its host; it is made the current one of torch and CuPy.
         transport: "auto" (NCCL where every rank has it and a device for itself), "mpi" (device
-            memory goes through the host, or directly with ``ZCOMM_CUDA_AWARE_MPI=1``) or "nccl".
+            memory goes through the host, or directly with ``ZCOMM_CUDA_AWARE_MPI=1``), "nccl", or
+            "process_group" (torch.distributed's default group, made where there is none; device
+            memory goes through the host).
         min_numel: smaller tensors are sent exactly, whatever the codec.
-        abort: end all ranks when one fails (MPI with more than one rank).
+        abort: end all ranks when one fails (where there are several).
         seed: base seed of stochastic rounding.
-        comm: an mpi4py communicator instead of ``MPI.COMM_WORLD``.
+        comm: an mpi4py communicator instead of ``MPI.COMM_WORLD``, or a torch.distributed process
+            group of any backend: its ranks get a gloo group of their own.
 
     Raises:
         ZcommError: no MPI, or a launcher that started more ranks than MPI sees; a device or a
@@ -75,18 +84,33 @@ def init(
         TopologyError: a topology that does not describe this job.
         CollectiveMismatch: ranks whose version, topology or settings differ.
     """
-    world = launcher.world() if comm is None else comm
-    hooked = abort and world.Get_size() > 1
+    world = worlds.find(comm, transport)
+    return start(world, topology, device, transport, min_numel, abort, seed)
+
+
+def start(
+    world: worlds.World,
+    topology: str | Path | Topology = "auto",
+    device: str = "auto",
+    transport: str = "auto",
+    min_numel: int = DEFAULT_MIN_NUMEL,
+    abort: bool = True,
+    seed: int = 0,
+) -> Communicator:
+    """Return the communicator of a world, see :func:`init`."""
+    hooked = abort and world.size > 1
     if hooked:
         exits.install(world)
     placement.check(device, transport)
     check_seed(seed)
     min_numel = _check_min_numel(min_numel)
-    control = _control(world)
+    control = world.control
     _configure_logging(control.rank)
+    if control.rank == 0 and world.words:
+        logging.getLogger("zcomm").info(world.words)
     for name in environment.unknown():
         logging.getLogger("zcomm").warning("%s is not a setting of zcomm: ignored", name)
-    found = _topology(topology, control.size, world)
+    found = _topology(topology, world)
     asked = {"device": device, "transport": transport, "seed": str(seed)}
     channel = _channel(control, found, seed)
     agree(channel, _settings(found, min_numel) | asked)
@@ -97,14 +121,39 @@ def init(
     logging.getLogger("zcomm").log(level, "%s, transport %s", words, moves.name)
     if control.windows is not None and control.rank == 0:
         logging.getLogger("zcomm").debug(control.windows.reading)
-    if not _MPI_STREAM:
-        _MPI_STREAM.append(Stream())
+    if not _STREAM:
+        _STREAM.append(Stream())
     tuned = _tuning(channel, moves.name)
     channel = replace(channel, transport=moves, device=place)
-    made = Communicator(channel, _MPI_STREAM[0], min_numel=min_numel, tuning=tuned, owner=moves)
+    made = Communicator(channel, _STREAM[0], min_numel=min_numel, tuning=tuned, owner=moves)
     if hooked:
         exits.watch(made)
     return made
+
+
+def subgroup(
+    parent: Communicator, world: worlds.World, ranks: Sequence[int], name: str, min_numel: int
+) -> Communicator:
+    """Return a communicator of some ranks of ``parent`` with a transport and a stream of its own.
+
+    So its operations run beside those of the parent, in any order. ``world`` holds these ranks, in
+    this order; all of them call it.
+    """
+    control = world.control
+    origin = parent._channel
+    found = parent.topology.restrict(tuple(ranks))
+    moves = control
+    if isinstance(origin.transport, NcclTransport):
+        assert origin.device is not None
+        moves = NcclTransport(control, origin.device, load_nccl())
+    # The name seeds what is drawn: other numbers than those of another group's same call.
+    channel = replace(
+        _channel(control, found, zlib.crc32(name.encode())), transport=moves, device=origin.device
+    )
+    tuned = parent.tuning.restrict(found)
+    return Communicator(
+        channel, Stream(), min_numel=min_numel, tuning=tuned, name=name, owner=moves
+    )
 
 
 def run_local(
@@ -169,26 +218,18 @@ def _check_min_numel(min_numel: int) -> int:
     return number
 
 
-def _control(world: MPI.Intracomm) -> Transport:
-    """Return the transport of an mpi4py communicator."""
-    from zcomm.transports.mpi import MpiTransport
-
-    moves = MpiTransport(world)
-    return moves if environment.flag("ZCOMM_CUDA_AWARE_MPI") else StagedTransport(moves)
-
-
 def _channel(moves: Transport, found: Topology, seed: int) -> Channel:
     ranks = tuple(range(moves.size))
     counters = Traffic(), Clock(), BufferPool(), Calls(seed, moves.rank)
     return Channel(moves, ranks, moves.rank, found, *counters)
 
 
-def _topology(given: str | Path | Topology, size: int, world: MPI.Intracomm) -> Topology:
+def _topology(given: str | Path | Topology, world: worlds.World) -> Topology:
     if given == "auto":
         given = environment.text("ZCOMM_TOPOLOGY") or "auto"
     if given == "auto":
-        return topologies.discover(world)
-    return topologies.parse(given, size)
+        return world.discover()
+    return topologies.parse(given, world.size)
 
 
 def _tuning(channel: Channel, transport: str) -> Tuning:

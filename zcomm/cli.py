@@ -10,12 +10,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import zcomm
 from zcomm.errors import ZcommError
 
 GROUP = "zcomm.commands"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print it and end with exit code 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 class Command(Protocol):
@@ -108,15 +116,18 @@ def commands() -> dict[str, Command | EntryPoint]:
 
 
 def run(name: str, command: Command | EntryPoint, words: Sequence[str]) -> int:
-    """Run one command; an error that is the user's to mend becomes one line and exit code 1."""
+    """Run one command; an error that is the user's to mend becomes one line.
+
+    The exit code is 2 for arguments that cannot be, 1 for what could not be done.
+    """
     try:
         loaded: Command = load(command)
-        parser = argparse.ArgumentParser(prog=f"zcomm {name}", description=loaded.help)
+        parser = Parser(prog=f"zcomm {name}", description=loaded.help)
         loaded.add_arguments(parser)
         return loaded.run(parser.parse_args(words))
     except (ZcommError, ValueError, OSError) as error:
         print(f"zcomm {name}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1
 
 
 def load(command: Command | EntryPoint) -> Command:
@@ -137,7 +148,7 @@ def load(command: Command | EntryPoint) -> Command:
 
 def overview(available: dict[str, Command | EntryPoint]) -> argparse.ArgumentParser:
     """Return the parser of a command line without a known command: help, version, errors."""
-    parser = argparse.ArgumentParser(prog="zcomm", description="Tools of zcomm.")
+    parser = Parser(prog="zcomm", description="Tools of zcomm.")
     parser.add_argument("--version", action="version", version=f"zcomm {zcomm.__version__}")
     described = [f"{name} ({describe(command)})" for name, command in available.items()]
     parser.add_argument(

@@ -8,7 +8,7 @@ counters and level indices with their parent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -20,16 +20,16 @@ import numpy.typing as npt
 from topology import Topology
 from zcomm import arguments
 from zcomm.arguments import Item
-from zcomm.arrays import view
+from zcomm.arrays import View, view
 from zcomm.collectives import plain, small
 from zcomm.collectives.all_gather import all_gather
 from zcomm.collectives.all_reduce import all_reduce
-from zcomm.collectives.channel import Channel
+from zcomm.collectives.channel import Channel, in_words
 from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
-from zcomm.guard import PAYLOAD_NBYTES, Guard
-from zcomm.hops import CodecSpec
+from zcomm.guard import PAYLOAD_NBYTES, Guard, check_sizes
+from zcomm.hops import CodecSpec, parse_codecs
 from zcomm.issue import Issuer
 from zcomm.layout import Layout
 from zcomm.plan import Plan
@@ -77,7 +77,7 @@ class Communicator:
         self._guard = Guard(channel, name)
         self._table = small.Table(channel, self._guard)
         self._shelf = Shelf(self._table)
-        self._issuer = Issuer(stream, self._guard, channel.transport)
+        self._issuer = Issuer(stream, self._guard, channel)
         tuning = tuning or assume(channel.topology, channel.transport.name)
         self._planner = Planner(name, channel.rank, tuning)
         self._children: dict[tuple[str, int], Communicator] = {}
@@ -135,6 +135,21 @@ class Communicator:
         self._splits += 1
         return self._subgroup(f"{self.name}/split{self._splits}.{color}", tuple(ranks))
 
+    def among(self, ranks: Sequence[int]) -> Communicator:
+        """Return the communicator of some ranks, in this order; all of them call it.
+
+        Nothing is sent, so that other ranks need not know; every call returns a new one.
+
+        Raises:
+            ValueError: ranks that are not of this group, or among which this one is not.
+        """
+        chosen = tuple(ranks)
+        if len(set(chosen)) != len(chosen) or not set(chosen) <= set(range(self.size)):
+            raise ValueError(f"ranks {chosen}: different ones of 0 to {self.size - 1}")
+        if self.rank not in chosen:
+            raise ValueError(f"rank {self.rank} is not among ranks {chosen}")
+        return self._subgroup(f"{self.name}/{in_words(chosen)}", chosen)
+
     @property
     def tuning(self) -> Tuning:
         """What is known of the speed of this job; ``algorithm="auto"`` follows from it."""
@@ -183,7 +198,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, shard, out)
-        items, result = arguments.gather_items(shard, out, self.size)
+        items, result = arguments.gather_items(shard, out, self.rank, self.size)
         made, items = self._planned_gather(items, codec, algorithm, self.min_numel)
         words = self._planner.describe(made)
         if small.fits(made):
@@ -220,7 +235,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, full, out)
-        items, result = arguments.reduce_items(full, out, self.size)
+        items, result = arguments.reduce_items(full, out, self.rank, self.size)
         keep = partial(self._shelf.keep_large_reduction, full, how, out)
         return self._reduce(items, result, *options, async_op, "", self._draws(), keep)
 
@@ -249,7 +264,7 @@ class Communicator:
         if ready is not None:
             self._channel.calls.skip()
             return self._run_ready(ready, async_op, x)
-        items = [arguments.in_place(one) for one in arguments.as_list(x)]
+        items = arguments.all_in_place(x)
         arguments.check_op(op, [item.layout.dtype for item in items])
         codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel, op)
         if any(codecs):
@@ -291,6 +306,8 @@ class Communicator:
         if ready is not None:
             return self._run_ready(ready, async_op, x)
         self._check_peer(root)
+        if self.rank != root:
+            arguments.check_written(x)
         item = arguments.in_place(x)
         words = f"broadcast {item.full.dtype}[{item.full.numel}] root={root}"
         inline = None
@@ -299,6 +316,38 @@ class Communicator:
             self._shelf.keep_broadcast(x, how, words, root)
         execute = partial(plain.broadcast, self._channel, item.full, root)
         return self._issue(words, execute, [item], x, async_op, inline)
+
+    def exchange(self, operation: str, sends: Mapping[int, Any], recvs: Mapping[int, Any]) -> None:
+        """Send one array to each named rank, and receive one, which is contiguous, from each.
+
+        Every rank calls it, with any ranks and sizes, itself and none included. ``operation`` names
+        the call in the handshake, in which all ranks learn all sizes, and in the counters.
+
+        Raises:
+            ValueError: a rank that is not of the group, an array that cannot be written in place.
+            CollectiveMismatch: on all ranks, when one sends other bytes than its peer receives.
+        """
+        self._check_open(operation)
+        for peer in (*sends, *recvs):
+            self._check_peer(peer)
+        outgoing = {peer: arguments.in_place(x).full for peer, x in sends.items()}
+        incoming = {peer: view(x) for peer, x in recvs.items()}
+        if self._guard.enabled:
+            rows = self._sizes(operation, outgoing, incoming)
+            check_sizes(operation, rows[:, 0], rows[:, 1])
+        arrays = [*outgoing.values(), *incoming.values()]
+        execute = partial(plain.exchange, self._channel, operation, outgoing, incoming)
+        self._issuer.together(execute, arrays)
+
+    def _sizes(
+        self, operation: str, sends: Mapping[int, View], recvs: Mapping[int, View]
+    ) -> npt.NDArray[np.int64]:
+        """Return (W, 2, W): the bytes that every rank sends to, and receives from, every other."""
+        own = np.full((2, self.size), -1, np.int64)
+        for row, messages in zip(own, (sends, recvs), strict=True):
+            for peer, message in messages.items():
+                row[peer] = message.memory.size
+        return self.all_gather_values(own, operation)
 
     def send(self, x: Any, peer: int) -> None:
         """Send ``x`` to one rank, which calls :meth:`recv` with an array of the same size."""
@@ -311,6 +360,7 @@ class Communicator:
         """Receive into ``x``, which is contiguous, what one rank sends; return ``x``."""
         self._check_open("recv")
         self._check_peer(peer, other=True)
+        arguments.check_written(x)
         target = view(x)
         self._issuer.alone(lambda: plain.recv(self._channel, target, peer), target)
         return x
@@ -318,7 +368,7 @@ class Communicator:
     def barrier(self) -> None:
         """Return when all ranks have called."""
         self._check_open("barrier")
-        self._stream.call(self._barrier)
+        self._issuer.call(self._barrier)
 
     def _barrier(self) -> None:
         self._guard.check("barrier")
@@ -333,15 +383,15 @@ class Communicator:
         self._check_open("enqueue")
         return self._stream.submit(function)
 
-    def all_gather_values(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def all_gather_values(self, values: npt.NDArray[Any], label: str = "") -> npt.NDArray[Any]:
         """Return the control values of all ranks: a NumPy array (n,) -> (W, n).
 
         For norms, flags and digests: combine the rows in ascending order, and every rank has the
-        same bits.
+        same bits. ``label`` says in the handshake what they are.
         """
         rows: list[npt.NDArray[Any]] = []
 
-        words = f"values {values.dtype}{list(values.shape)}"
+        words = f"{label} values {values.dtype}{list(values.shape)}".lstrip()
 
         def execute() -> None:
             rows.append(plain.gather_values(self._channel, values))
@@ -409,6 +459,22 @@ class Communicator:
         how = op, codec, algorithm, reduce_dtype, limit, async_op, label, draws
         return self._reduce(items, shards, *how)
 
+    def reduction_algorithm(
+        self,
+        layouts: Sequence[Layout],
+        *,
+        codec: CodecSpec = None,
+        reduce_dtype: str | None = None,
+        op: str = "avg",
+    ) -> str:
+        """Return the ``algorithm`` that :meth:`reduce_layout` takes by itself, whatever the size.
+
+        With a codec bits depend on it; named in a call it is the same in every run.
+        """
+        codecs = parse_codecs(codec, len(self.topology.levels))
+        made = self._planner.plan("reduce_scatter", layouts, codecs, "auto", op, reduce_dtype)
+        return made.how
+
     def close(self) -> None:
         """Finish what was issued and release the transport; all ranks call it.
 
@@ -420,11 +486,23 @@ class Communicator:
             self.leave()
             self._owner.close()
 
+    def discard(self) -> None:
+        """Release the transport without a handshake; all ranks call it, and are known to be here.
+
+        For a group in which an operation failed: its ranks may be at different calls.
+        """
+        self._closed = True
+        if self._owner is not None:
+            self._owner.close()
+
     def leave(self) -> None:
-        """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch."""
+        """Take leave of the other ranks, which do the same, or all raise CollectiveMismatch.
+
+        Also where an operation ended in its middle: headers travel apart from what it left behind.
+        """
         if not self._closed:
             self._closed = True
-            self._stream.call(lambda: self._guard.check("leaving the job", patient=True))
+            self._stream.call(partial(self._guard.check, "leaving the job", patient=True))
             self._stream.raise_unawaited()
 
     def __enter__(self) -> Communicator:
@@ -517,8 +595,8 @@ class Communicator:
         if self.closed:
             self._check_open("this call")
         if async_op:
-            return self._stream.submit(partial(ready, *arrays))
-        return self._stream.call(ready, *arrays)
+            return self._issuer.submit(partial(ready, *arrays))
+        return self._issuer.call(ready, *arrays)
 
     def _draws(self) -> Draws:
         return self._channel.calls.draws()

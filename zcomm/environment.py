@@ -58,7 +58,7 @@ VARIABLES = (
     Variable(
         "ZCOMM_MESSAGE_LIMIT",
         "1GiB",
-        "bytes of the largest single MPI message; larger ones are sent in parts",
+        "bytes of the largest single message (MPI, gloo); larger ones are sent in parts",
     ),
     Variable(
         "ZCOMM_CMA",

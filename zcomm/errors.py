@@ -7,11 +7,24 @@ from topology.errors import TopologyError, ZcommError
 
 
 class CollectiveMismatch(ZcommError):  # noqa: N818
-    """Ranks called different operations, or the same one with different arguments."""
+    """Ranks called different operations, or the same one with different arguments.
+
+    Nothing else was sent: all ranks may go on.
+    """
+
+    resumable = True
 
 
 class CollectiveTimeout(ZcommError):  # noqa: N818
-    """A rank did not arrive at an operation within ``ZCOMM_TIMEOUT`` seconds."""
+    """A rank did not arrive at an operation within ``ZCOMM_TIMEOUT`` seconds.
+
+    ``resumable``: the own part was sent with the handshake, so that the late rank's call still
+    ends, and others may follow. Otherwise no communicator of the job can be used any more.
+    """
+
+    def __init__(self, text: str, *, resumable: bool = False) -> None:
+        super().__init__(text)
+        self.resumable = resumable
 
 
 class PeerLost(ZcommError):  # noqa: N818

@@ -9,17 +9,17 @@ or are found in another operation, which ends them all.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from zcomm.communicator import Communicator
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from zcomm.worlds import World
 
 STAGGER_SECONDS = 0.5
 """An error that all ranks raise is printed by the lowest, which ends the others before it is their
@@ -33,19 +33,18 @@ FORWARD_SECONDS = 0.25
 class _Job:
     """The job that this process is a rank of; its forked children are not."""
 
-    world: MPI.Intracomm
-    rank: int
+    world: World
     process: int
 
     def is_mine(self) -> bool:
         return os.getpid() == self.process
 
     def abort(self, text: str) -> None:
-        print(f"zcomm[{self.rank}]: {text}", file=sys.stderr, flush=True)
+        print(f"zcomm[{self.world.rank}]: {text}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # Launchers drop what they have not forwarded yet when they end the ranks.
         time.sleep(FORWARD_SECONDS)
-        self.world.Abort(1)
+        self.world.abort(1)
 
 
 _OPEN: list[Communicator] = []
@@ -53,23 +52,35 @@ _OPEN: list[Communicator] = []
 _JOBS: list[_Job] = []
 
 
-def install(world: MPI.Intracomm) -> None:
+def install(world: World) -> None:
     """Abort the job when an exception reaches the top of this process; once per process."""
     if _JOBS:
         return
-    job = _Job(world, world.Get_rank(), os.getpid())
+    job = _Job(world, os.getpid())
     _JOBS.append(job)
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if job.is_mine():
-            time.sleep(min(job.rank * STAGGER_SECONDS, LONGEST_STAGGER_SECONDS))
-        previous(kind, error, trace)
-        if job.is_mine():
-            job.abort(f"{kind.__name__} on this rank: ending all {world.Get_size()} ranks")
+        if not job.is_mine():
+            previous(kind, error, trace)
+            return
+        time.sleep(min(world.rank * STAGGER_SECONDS, LONGEST_STAGGER_SECONDS))
+        with _real_stderr():
+            previous(kind, error, trace)
+            job.abort(f"{kind.__name__} on this rank: ending all {world.size} ranks")
 
     sys.excepthook = hook
     atexit.register(_leave)
+
+
+@contextlib.contextmanager
+def _real_stderr() -> Iterator[None]:
+    """Print at once: torch.distributed's hook lets those before it write to a text of its own."""
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        with contextlib.redirect_stderr(sys.__stderr__):
+            yield
+    else:
+        yield
 
 
 def watch(comm: Communicator) -> None:

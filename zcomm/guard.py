@@ -23,7 +23,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from zcomm import environment
+from zcomm import environment, patience
 from zcomm.collectives.channel import Channel, in_words
 from zcomm.errors import CollectiveMismatch, CollectiveTimeout
 from zcomm.traffic import Tally
@@ -119,15 +119,16 @@ class Guard:
         if gate.waiting is not None:
             gate.settle()
         self._calls += 1
-        late = self._lines.start(self._calls, said, nbytes)
+        lines = self._lines
+        late = lines.start(self._calls, said, nbytes)
         if late:
             self._calls -= 1
-            self._raise_late(description, late)
+            self._raise_late(description, late, resumable=lines.rounds.sent())
         self._began = time.perf_counter()
 
     def end(self, description: str, patient: bool = False) -> None:
         """Wait for what :meth:`begin` began, and compare; raises what :meth:`check` does."""
-        self._finish(description, patient)
+        self._finish(description, patient, whole=True)
         self._channel.clock.add("comm", time.perf_counter() - self._began)
 
     @cached_property
@@ -136,23 +137,28 @@ class Guard:
 
     def _settle(self) -> None:
         start = time.perf_counter()
-        self._finish(self._opened, False)
+        self._finish(self._opened, False, whole=False)
         self._channel.clock.add("comm", time.perf_counter() - start)
 
-    def _finish(self, description: str, patient: bool) -> None:
+    def _finish(self, description: str, patient: bool, *, whole: bool) -> None:
+        """Wait for the headers of all, and compare; ``whole``: the operation is no more than that.
+
+        Where it is more a late rank would wait for what this one never sends.
+        """
         lines = self._lines
         late = lines.rounds.finish(patient=patient)
         if late:
-            self._raise_late(description, late)
+            self._raise_late(description, late, resumable=whole and lines.rounds.sent())
         for head in lines.others:
             if head != lines.own:
                 self._raise_mismatch(description, patient)
 
-    def _raise_late(self, description: str, late: list[int]) -> None:
-        seconds = environment.seconds("ZCOMM_TIMEOUT")
+    def _raise_late(self, description: str, late: list[int], *, resumable: bool) -> None:
+        seconds = patience.limit()
         raise CollectiveTimeout(
             f"rank {self._channel.rank} waited {seconds:g} s in {self._call(description)} for "
-            f"{in_words(late)} (ZCOMM_TIMEOUT sets the limit)"
+            f"{in_words(late)} ({patience.source()})",
+            resumable=resumable,
         )
 
     def _raise_mismatch(self, description: str, patient: bool) -> None:
@@ -228,6 +234,30 @@ def _everybodys(channel: Channel, own: bytes, *, doing: str, patient: bool = Fal
     sends, nothing = dict.fromkeys(recvs, mine), dict.fromkeys(recvs, 0)
     channel.exchange("guard", sends, recvs, nothing, doing=doing, patient=patient)
     return [bytes(row).decode(errors="replace").strip() for row in rows]
+
+
+def check_sizes(
+    operation: str, sent: npt.NDArray[np.int64], received: npt.NDArray[np.int64]
+) -> None:
+    """Check that what every rank sends is what its peer receives; -1 stands for no message.
+
+    ``sent[i, j]`` are the bytes from rank i to rank j as rank i says, ``received[j, i]`` as rank j.
+
+    Raises:
+        CollectiveMismatch: on all ranks, with the first pair that differs.
+    """
+    wrong = np.argwhere(sent != received.T)
+    if wrong.size:
+        source, target = wrong[0].tolist()
+        here, there = int(sent[source, target]), int(received[target, source])
+        raise CollectiveMismatch(
+            f"{operation}: rank {source} sends {_nbytes(here)} to rank {target}, "
+            f"which expects {_nbytes(there)}"
+        )
+
+
+def _nbytes(number: int) -> str:
+    return "nothing" if number < 0 else f"{number} bytes"
 
 
 def agree(channel: Channel, settings: dict[str, str]) -> None:

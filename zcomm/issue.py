@@ -8,23 +8,27 @@ call (or ``Work.wait``) has returned; the host waits for peers, never for the de
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from zcomm.arguments import Item
 from zcomm.arrays import View
+from zcomm.collectives.channel import Channel
 from zcomm.device import DeviceMemory, Memory, Operation, device_of
 from zcomm.guard import Guard
-from zcomm.transports.base import Transport
-from zcomm.work import Stream
+from zcomm.work import Stream, Work
+
+T = TypeVar("T")
 
 
 class Issuer:
     """Issues the operations of one communicator."""
 
-    def __init__(self, stream: Stream, guard: Guard, transport: Transport) -> None:
+    def __init__(self, stream: Stream, guard: Guard, channel: Channel) -> None:
         self._stream = stream
         self._guard = guard
-        self._transport = transport
+        self._transport = channel.transport
+        self._run = channel.health.run
 
     def issue(
         self,
@@ -67,16 +71,36 @@ class Issuer:
 
         if async_op:
             join = None if operation is None else operation.join
-            return self._stream.submit(_placed(run, operation), join)
+            return self.submit(_placed(run, operation), join)
         return self._finish(run, operation)
+
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run what communicates, in its turn, and return its result.
+
+        Raises:
+            ZcommError: an operation before it ended in its middle.
+        """
+        result: T = self._stream.call(self._run, function, *arguments)
+        return result
+
+    def submit(self, function: Callable[[], T], join: Callable[[], None] | None = None) -> Work[T]:
+        """Queue what communicates; ``join`` is called when it is awaited."""
+        return self._stream.submit(partial(self._run, function), join)
 
     def alone(self, execute: Callable[[], None], x: View) -> None:
         """Run an operation that has no handshake, on one array."""
         on_device = isinstance(x.memory, DeviceMemory)
         self._finish(execute, self._operation([x.memory], [x.array]) if on_device else None)
 
+    def together(self, execute: Callable[[], None], xs: Sequence[View]) -> None:
+        """Run an operation whose handshake was made before, on arrays of one place."""
+        operation = None
+        if any(isinstance(x.memory, DeviceMemory) for x in xs):
+            operation = self._operation([x.memory for x in xs], [x.array for x in xs])
+        self._finish(execute, operation)
+
     def _finish(self, run: Callable[[], Any], operation: Operation | None) -> Any:
-        result = self._stream.call(_placed(run, operation))
+        result = self.call(_placed(run, operation))
         if operation is not None:
             operation.join()
         return result

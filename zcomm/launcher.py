@@ -37,6 +37,27 @@ def started_size() -> tuple[str, int]:
     return "", 1
 
 
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What ``torch.distributed`` needs in the environment to start."""
+
+
+def by_torchrun() -> bool:
+    """Tell whether torchrun, or what sets the same variables, started several ranks, without MPI.
+
+    An mpirun around torchrun starts nodes, not ranks, but its variables are seen here too.
+    """
+    if not all(os.environ.get(name) for name in TORCHRUN_VARIABLES):
+        return False
+    size = os.environ["WORLD_SIZE"]
+    several = size.isdigit() and int(size) > 1
+    return several and ("TORCHELASTIC_RUN_ID" in os.environ or not _by_mpi())
+
+
+def _by_mpi() -> bool:
+    names = "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"
+    return any(name in os.environ for name in names)
+
+
 def world() -> MPI.Intracomm:
     """Return ``MPI.COMM_WORLD``, once it is sure that it is the job that the launcher started.
 

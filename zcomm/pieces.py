@@ -89,7 +89,7 @@ def _extent(plan: Plan, weights: Sequence[float]) -> tuple[float, float]:
         sum(weight * layout.shard_numel(rank) for weight, layout in weighed)
         for rank in range(plan.topology.size)
     )
-    if not plan.hops or plan.draws:
+    if not weights or not plan.hops or plan.draws:
         return longest, longest
     largest = plan.piece_nbytes or (LARGEST_INSIDE_NBYTES if _inside(plan) else LARGEST_NBYTES)
     slot = slot_nbytes(plan) / _num_inside(plan) - CUT * max(weights)  # see _rooms

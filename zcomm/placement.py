@@ -25,7 +25,7 @@ from zcomm.transports.base import Transport
 from zcomm.transports.nccl import NcclTransport, load_nccl
 
 DEVICES = ("auto", "cpu", "cuda")
-TRANSPORTS = ("auto", "mpi", "nccl")
+TRANSPORTS = ("auto", "mpi", "nccl", "process_group")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 logger = logging.getLogger("zcomm")
 
@@ -65,7 +65,8 @@ def choose(
 
     Args:
         device: "auto": CUDA where every rank has it; "cpu"; "cuda".
-        transport: "auto": NCCL where every rank has it and a device for itself; "mpi"; "nccl".
+        transport: "auto": NCCL where every rank has it and a device for itself; "nccl"; "mpi" and
+            "process_group": that of ``control``.
         control: carries host memory among the ranks, and all memory where NCCL does not.
 
     Raises:
@@ -82,10 +83,12 @@ def choose(
     assert own.device is not None
     refusal = _refusal(table)
     if transport == "nccl" and refusal:
-        raise ZcommError(f"transport 'nccl': {refusal}; possible here is transport='mpi'")
+        possible = f"possible here is transport={control.name!r}"
+        raise ZcommError(f"transport 'nccl': {refusal}; {possible}")
     own.device.make_current()
     words = f"device {own.device.name} ({own.device.title})"
-    if transport == "mpi" or (transport == "auto" and (refusal or control.size == 1)):
+    by_host = transport in ("mpi", "process_group")
+    if by_host or (transport == "auto" and (refusal or control.size == 1)):
         return own.device, control, words
     return own.device, NcclTransport(control, own.device, own.nccl), words
 
@@ -106,8 +109,13 @@ def _look(number: int) -> Own:
 
 def local_rank(control: Transport) -> int:
     """Return this rank's number among the ranks of its host; all ranks call it."""
-    hosts = gather(control, _digest(f"{_machine()}/{socket.gethostname()}"))
-    return int((hosts[: control.rank] == hosts[control.rank]).sum())
+    numbers = hosts(control)
+    return int((numbers[: control.rank] == numbers[control.rank]).sum())
+
+
+def hosts(control: Transport) -> npt.NDArray[np.int64]:
+    """Return, by rank, a number of its host; all ranks call it."""
+    return gather(control, _digest(f"{_machine()}/{socket.gethostname()}"))
 
 
 def _tell(control: Transport, own: Own) -> npt.NDArray[np.int64]:
@@ -155,6 +163,22 @@ def gather(control: Transport, value: int) -> npt.NDArray[np.int64]:
         dict.fromkeys(others, own), {rank: rows[rank].view(np.uint8) for rank in others}
     )
     return rows[:, 0]
+
+
+def gather_text(control: Transport, text: str) -> list[str]:
+    """Return one text of every rank; all ranks call it."""
+    mine = text.encode()
+    sizes = gather(control, len(mine)).tolist()
+    longest = max(sizes)
+    if longest == 0:
+        return [""] * control.size
+    rows = np.zeros((control.size, longest), np.uint8)
+    rows[control.rank, : len(mine)] = np.frombuffer(mine, np.uint8)
+    others = [rank for rank in range(control.size) if rank != control.rank]
+    control.exchange(
+        dict.fromkeys(others, rows[control.rank]), {rank: rows[rank] for rank in others}
+    )
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def _machine() -> str:

@@ -29,6 +29,9 @@ from zcomm.tuning import Tuning
 
 logger = logging.getLogger("zcomm")
 
+MOST = 1024
+"""Plans that a communicator keeps; all are forgotten when there are more, and made again alike."""
+
 AnyPlan = TypeVar("AnyPlan", Plan, AllReduce)
 
 
@@ -42,7 +45,6 @@ class Planner:
         self._topology = tuning.topology
         self._plans: dict[object, Plan] = {}
         self._all_reduces: dict[object, AllReduce] = {}
-        self._words: dict[tuple[Plan, str, str], str] = {}
         self._said: set[object] = set()
 
     def codecs(
@@ -83,6 +85,7 @@ class Planner:
         """Return the plan of a call, see :func:`zcomm.hops.make`; made at the first such call."""
         key = (operation, tuple(layouts), codecs, algorithm, op, reduce_dtype)
         if key not in self._plans:
+            self._forget_many()
             self._warn_of_uneven_groups()
             plans = [
                 make(
@@ -110,6 +113,7 @@ class Planner:
         """Return the plans of an all_reduce, see :func:`zcomm.hops.make_all_reduce`."""
         key = ("all_reduce", tensors, codecs, algorithm, op, reduce_dtype)
         if key not in self._all_reduces:
+            self._forget_many()
             self._warn_of_uneven_groups()
             plans = [
                 make_all_reduce(
@@ -150,22 +154,23 @@ class Planner:
 
     def describe(self, made: Plan, op: str = "", label: str = "") -> str:
         """Return the call in words, the same on all ranks that mean the same."""
-        key = (made, op, label)
-        if key not in self._words:
-            items = ", ".join(f"{layout.dtype}[{layout.numel}]" for layout in made.layouts[:4])
-            more = f" and {len(made.layouts) - 4} more" if len(made.layouts) > 4 else ""
-            digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4)
-            sums = "/".join(dict.fromkeys(wire.dtype for wire in made.partials))
-            reduction = f" op={op} sums={sums}" if op else ""
-            how = f"codec={_codecs(made)} algorithm={made.how} layout={digest.hexdigest()}"
-            name = f" of {label}" if label else ""
-            self._words[key] = f"{made.counted_as}{name} {items}{more}{reduction} {how}"
-        return self._words[key]
+
+        def put(plan: Plan, _: int) -> str:
+            return _in_words(plan, op, label)
+
+        words: str = made.memo(("words", op, label), self._rank, put)
+        return words
 
     def announce(self, made: Plan) -> None:
         """Say once which algorithm and codec an operation runs with."""
         what = f"{made.counted_as} runs {made.how} ({len(made.hops)}-hop)"
         self._say_once(what + _codecs(made), f"{what}, codec {_codecs(made)}")
+
+    def _forget_many(self) -> None:
+        """Make room: a plan holds the scripts of its pieces, about 100 KiB."""
+        if len(self._plans) + len(self._all_reduces) >= MOST:
+            self._plans.clear()
+            self._all_reduces.clear()
 
     def _warn_of_uneven_groups(self) -> None:
         if not self._topology.uniform:
@@ -176,6 +181,17 @@ class Planner:
             self._said.add(key)
             if self._rank == 0:
                 logger.log(level, "%s: %s", self._name, text)
+
+
+def _in_words(made: Plan, op: str, label: str) -> str:
+    items = ", ".join(f"{layout.dtype}[{layout.numel}]" for layout in made.layouts[:4])
+    more = f" and {len(made.layouts) - 4} more" if len(made.layouts) > 4 else ""
+    digest = blake2b(b"".join(layout.key for layout in made.layouts), digest_size=4)
+    sums = "/".join(dict.fromkeys(wire.dtype for wire in made.partials))
+    reduction = f" op={op} sums={sums}" if op else ""
+    how = f"codec={_codecs(made)} algorithm={made.how} layout={digest.hexdigest()}"
+    name = f" of {label}" if label else ""
+    return f"{made.counted_as}{name} {items}{more}{reduction} {how}"
 
 
 def _codecs(made: Plan) -> str:

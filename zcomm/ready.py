@@ -38,8 +38,24 @@ MOST = 1024
 
 
 class _Ready(NamedTuple):
+    """A call; the large ones, which work on the caller's memory, want arrays that lie apart."""
+
     fits: Callable[[Any], bool]
     call: Call
+    address: Callable[[Any], int] | None = None
+
+    def takes(self, x: Any, out: Any) -> bool:
+        """Tell whether the call is right for these arrays, wherever they lie."""
+        if not self.fits(x):
+            return False
+        if out is None:
+            return True
+        return self.fits(out) and (self.address is None or self._apart(x, out))
+
+    def _apart(self, x: Any, out: Any) -> bool:
+        assert self.address is not None
+        start, other = self.address(x), self.address(out)
+        return bool(start + x.nbytes <= other or other + out.nbytes <= start)
 
 
 class Shelf:
@@ -55,7 +71,7 @@ class Shelf:
             ready = self._ready.get(_signature(x, how, out))
         except (AttributeError, TypeError):  # a list of arrays, or an option that is one
             return None
-        if ready is None or not ready.fits(x) or not (out is None or ready.fits(out)):
+        if ready is None or not ready.takes(x, out):
             return None
         return ready.call
 
@@ -70,7 +86,7 @@ class Shelf:
         self, x: Any, how: tuple[Any, ...], out: Any, words: str, plan: Plan
     ) -> None:
         """Make ready the all_gather of arrays like ``x`` into arrays like ``out``."""
-        if not fits(plan) or len(plan.layouts) != 1 or plan.quantised:
+        if not fits(plan) or plan.quantised or not _is_one_plain_item(x, plan):
             return
         if out is None or (type(out) is type(x) and out.dtype == x.dtype):
             self._keep(x, how, partial(_all_gather, self._table, words), out)
@@ -85,7 +101,8 @@ class Shelf:
         """Make ready the all_gather, in pieces, of arrays like ``x`` into arrays like ``out``."""
         if _is_plain_pair(x, out) and _is_one_plain_item(x, plan):
             dtype = dtype_name(x if out is None else out)
-            self._keep(x, how, partial(_large_gather, self._table, words, plan, dtype), out)
+            kept = self._table, words, plan, dtype
+            self._keep(x, how, partial(_large_gather, *kept), out, large=True)
 
     def keep_large_reduction(
         self, x: Any, how: tuple[Any, ...], out: Any, words: str, plan: Plan, reduction: Reduction
@@ -96,10 +113,16 @@ class Shelf:
         """
         if out is not None and _is_plain_pair(x, out) and _is_one_plain_item(x, plan):
             kept = self._table, words, plan, reduction, dtype_name(out)
-            self._keep(x, how, partial(_large_reduction, *kept), out)
+            self._keep(x, how, partial(_large_reduction, *kept), out, large=True)
 
     def _keep(
-        self, x: Any, how: tuple[Any, ...], make: Callable[[_Port], Call], out: Any = None
+        self,
+        x: Any,
+        how: tuple[Any, ...],
+        make: Callable[[_Port], Call],
+        out: Any = None,
+        *,
+        large: bool = False,
     ) -> None:
         if type(x) is np.ndarray:
             port: _Port = _NumpyPort(x)
@@ -116,7 +139,7 @@ class Shelf:
             return
         if len(self._ready) >= MOST:
             self._ready.clear()
-        self._ready[signature] = _Ready(port.fits, make(port))
+        self._ready[signature] = _Ready(port.fits, make(port), port.address if large else None)
 
 
 def _signature(x: Any, how: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -153,6 +176,11 @@ class _NumpyPort:
     def fits(x: npt.NDArray[Any]) -> bool:
         """Tell whether the elements lie one after the other, and may be written."""
         return x.flags.carray
+
+    @staticmethod
+    def address(x: npt.NDArray[Any]) -> int:
+        """Return where the elements begin."""
+        return int(x.ctypes.data)
 
     def viewer(self, dtype: str, numel: int) -> Callable[[npt.NDArray[Any]], View]:
         """Return what makes views of contiguous arrays of a dtype."""
@@ -209,6 +237,11 @@ class _TorchPort:
     def fits(x: Any) -> bool:
         """Tell whether the elements lie one after the other, in host memory."""
         return bool(x.is_cpu and x.is_contiguous() and not x.is_neg())
+
+    @staticmethod
+    def address(x: Any) -> int:
+        """Return where the elements begin."""
+        return int(x.data_ptr())
 
     def viewer(self, dtype: str, numel: int) -> Callable[[Any], View]:
         """Return what makes views of contiguous tensors of a dtype and so many elements.

@@ -16,10 +16,11 @@ import json
 import logging
 import math
 import os
+import platform
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -110,7 +111,8 @@ class Tuning:
         else:
             seconds = [self.model_seconds(plans) for plans in candidates]
         limit = min(seconds) * NEARLY
-        return next(number for number, value in enumerate(seconds) if value <= limit)
+        # Of infinite seconds the model may make what is no number, and smaller than nothing.
+        return next((number for number, value in enumerate(seconds) if value <= limit), 0)
 
     def measured_seconds(self, plans: Plans) -> float:
         """Return the seconds of plans by their curve; infinite without one.
@@ -169,6 +171,7 @@ def to_json(tuning: Tuning, facts: Mapping[str, Any]) -> str:
         "digest": tuning.topology.digest(),
         "topology": tuning.topology.describe(),
         "transport": tuning.transport,
+        "processor": processor(),
         **facts,
         "machine": machine,
         "curves": curves,
@@ -195,14 +198,14 @@ def from_json(text: str, topology: Topology, transport: str, source: str) -> Tun
                 raise ValueError(f"{name} is {given[name]!r}, not {value!r}")
         machine = _machine(given["machine"], len(topology.levels))
         curves = dict(_curve(one) for one in given["curves"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a tuning of zcomm ({type(error).__name__}: {error})") from None
     return Tuning(topology, transport, machine, curves, f"{source}, measured {given.get('date')}")
 
 
 def _machine(given: Mapping[str, Any], num_levels: int) -> cost.Machine:
     links = tuple(
-        cost.Link(_positive(one["latency"]), _positive(one["bandwidth"]), float(one["processor"]))
+        cost.Link(_positive(one["latency"]), _positive(one["bandwidth"]), _amount(one["processor"]))
         for one in given["links"]
     )
     if len(links) != num_levels:
@@ -218,7 +221,8 @@ def _machine(given: Mapping[str, Any], num_levels: int) -> cost.Machine:
 
 def _curve(given: Mapping[str, Any]) -> tuple[Key, Curve]:
     piece = given["piece_nbytes"]
-    key = Key(str(given["operation"]), str(given["route"]), None if piece is None else int(piece))
+    nbytes = None if piece is None else max(int(_positive(piece)), 1)
+    key = Key(str(given["operation"]), str(given["route"]), nbytes)
     sizes = tuple(int(_positive(size)) for size in given["sizes"])
     seconds = tuple(_positive(value) for value in given["seconds"])
     if len(sizes) != len(seconds) or not sizes or list(sizes) != sorted(set(sizes)):
@@ -227,10 +231,28 @@ def _curve(given: Mapping[str, Any]) -> tuple[Key, Curve]:
 
 
 def _positive(value: Any) -> float:
-    number = float(value)
-    if not (math.isfinite(number) and number > 0):
+    number = _amount(value)
+    if number == 0:
         raise ValueError(f"{value!r} is not a positive number")
     return number
+
+
+def _amount(value: Any) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{value!r} is not a number of at least 0")
+    return number
+
+
+@cache
+def processor() -> str:
+    """Return the name of this machine's processor as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version() -> str:
@@ -259,6 +281,11 @@ def read(topology: Topology, transport: str) -> str:
             return ""
         text = path.read_text()
         from_json(text, topology, transport, str(path))
+        # Not of the job, whose ranks may differ in it: of the machine of rank 0, where it was
+        # measured, so that two clusters of one shape are told apart if they can be.
+        there = json.loads(text).get("processor")
+        if there != processor():
+            raise ValueError(f"processor is {there!r}, not {processor()!r}")
     except (OSError, ValueError) as error:
         logging.getLogger("zcomm").warning(
             "tuning file %s is ignored: %s; `zcomm tune` writes a new one", path, _one_line(error)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from zero.config import Config
 from zero.estimate import Estimate, Model, estimate
+from zero.offload_estimate import PLACES, Offload, Offloaded, offloaded
 
 GB = 1e9
 
@@ -28,6 +29,7 @@ ROWS = (
     ("codec_buffers", "+ codec buffers"),
     ("peak", "peak, no activations"),
 )
+PLACE_ROWS = (("device", "device, at the peak"), ("host", "host"), ("disk", "disk"))
 TOTALS = ("model_states", "held", "peak")
 
 
@@ -54,6 +56,9 @@ class MemoryCommand:
         add("--accumulate", choices=("rank", "node"), default="rank")
         add("--grads-feedback", action="store_true")
         add("--prefetch", type=int, default=1)
+        papers = "by the papers' formulas (stages 2 and 3)"
+        add("--offload-optimizer", choices=PLACES, help=f"with the gradients, {papers}")
+        add("--offload-params", choices=PLACES, help="by ZeRO-Infinity's formula (stage 3)")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the table: a column for each stage."""
@@ -77,6 +82,19 @@ class MemoryCommand:
             f"{model.numel:g} parameters, {num_ranks} ranks, {per_node} a node; GB of each rank"
         )
         console.print(table(list(stages), columns))
+        offload = Offload(arguments.offload_optimizer, arguments.offload_params)
+        if offload != Offload():
+            pairs = zip(configs, columns, strict=True)
+            placed = {
+                config.stage: offloaded(offload, config, model, found, num_ranks=num_ranks)
+                for config, found in pairs
+                if offload.possible(config.stage) or arguments.stage is not None
+            }
+            console.print(
+                "Offload as ZeRO-Offload (stage 2) and ZeRO-Infinity (stage 3) have it, without"
+                " buffers of\ntransfers; zero itself cannot offload yet"
+            )
+            console.print(places(placed))
         return 0
 
     def _config(self, arguments: argparse.Namespace, stage: int) -> Config:
@@ -110,6 +128,17 @@ def table(stages: list[int], columns: list[Estimate]) -> Table:
         if any(values):
             style = "bold" if name in TOTALS else None
             made.add_row(label, *map(gigabytes, values), style=style)
+    return made
+
+
+def places(columns: dict[int, Offloaded]) -> Table:
+    """Return where the bytes of each stage lie, in GB (10^9 bytes)."""
+    made = Table(box=box.SIMPLE_HEAD)
+    made.add_column("")
+    for stage in columns:
+        made.add_column(f"stage {stage}", justify="right")
+    for name, label in PLACE_ROWS:
+        made.add_row(label, *(gigabytes(getattr(column, name)) for column in columns.values()))
     return made
 
 

@@ -228,9 +228,9 @@ class Config:
     ) -> Config:
         """Return what a DeepSpeed configuration says about sharding.
 
-        Stage, ``zero_quantized_weights``, ``zero_quantized_gradients``, ``zero_hpz_partition_size``
-        and ``communication_data_type`` are honoured. Keys without meaning here are named in one
-        warning.
+        Stage, ``zero_quantized_weights``, ``zero_quantized_gradients``, ``fp16`` (loss scaling),
+        ``zero_hpz_partition_size`` and ``communication_data_type`` are honoured. Keys without
+        meaning here are named in one warning.
 
         Args:
             source: the path of the JSON file, or what it holds.

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from zero.scaling import DynamicLossScale
 
 logger = logging.getLogger("zcomm")
 
@@ -86,6 +89,10 @@ _ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "sparse_gradients": ((False,), "gradients travel dense"),
     "seq_parallel_communication_data_type": (("fp32", None), "there is no sequence parallelism"),
     "data_types.grad_accum_dtype": (("fp32", None), "gradients accumulate in float32"),
+    "bf16.bf16_master_weights_and_grads": ((False,), "masters are float32"),
+    "bf16.bf16_optimizer_states": ((False,), "states are float32"),
+    "fp16.auto_cast": ((False,), "cast the inputs, or use torch.autocast in the loop"),
+    "fp16.fp16_master_weights_and_grads": ((False,), "masters are float32"),
     "zero_optimization.cpu_offload": ((False, None), "states stay where they are"),
     "zero_optimization.cpu_offload_params": ((False, None), "parameters stay where they are"),
     "zero_optimization.cpu_offload_use_pin_memory": ((False, None), "nothing is offloaded"),
@@ -98,7 +105,7 @@ _ONLY: dict[str, tuple[tuple[object, ...], str]] = {
 _HINTS = {
     "optimizer": "make the torch optimizer yourself, and pass it to zero.shard",
     "scheduler": "make the torch scheduler yourself, and call its step()",
-    "fp16": "make the model with model.half(); this configuration cannot turn on loss scaling",
+    "fp16.enabled": "true or false here: 'auto' is for a program that fills it in",
     "amp": "use torch.autocast in the loop",
 }
 _SECTIONS = (
@@ -106,8 +113,18 @@ _SECTIONS = (
     "zero_optimization.offload_optimizer",
     "zero_optimization.offload_param",
     "bf16",
+    "fp16",
     "data_types",
 )
+_FP16_DEFAULTS = {
+    "loss_scale": 0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "consecutive_hysteresis": False,
+    "min_loss_scale": 1,
+}
+_DYNAMIC = frozenset(_FP16_DEFAULTS) - {"loss_scale"}
 
 
 def fields_of(
@@ -119,17 +136,24 @@ def fields_of(
         ValueError: naming every key that cannot be honoured, and a file that is not JSON.
     """
     given = _read(source)
-    found = {name: value for name, value in _flatten(given, "") if value != "auto"}
+    found = {
+        name: value
+        for name, value in _flatten(given, "")
+        # What loss scaling is wanted cannot be left open: gradients would silently become zero.
+        if value != "auto" or name == "fp16.enabled"
+    }
     fields = {"stage": found.pop("zero_optimization.stage", 0)}
     _take_quantisation(found, fields)
     _take_dtypes(found, fields)
-    ignored = [name for name in found if name in _WITHOUT_MEANING]
+    present = {*given, *found}
+    ignored = _take_loss_scale(found, fields, handled)
+    ignored += [name for name in found if name in _WITHOUT_MEANING]
     refused = [
         f"{name} = {_short(value)}{_hint(name, value)}"
         for name, value in found.items()
         if name not in ignored and name not in handled and not _means_the_same(name, value)
     ]
-    unused = sorted(set(handled) - found.keys())
+    unused = sorted(set(handled) - present)
     if unused:
         raise ValueError(f"handled: {', '.join(unused)}: no such key in the configuration")
     if refused:
@@ -191,6 +215,58 @@ def _take_dtypes(found: dict[str, Any], fields: dict[str, Any]) -> None:
     if found.get("communication_data_type") == "fp32":
         del found["communication_data_type"]
         fields["reduce_dtype"] = torch.float32
+
+
+def _take_loss_scale(
+    found: dict[str, Any], fields: dict[str, Any], handled: Collection[str]
+) -> list[str]:
+    """Read the section fp16; return names that its other values leave without meaning.
+
+    A ``loss_scale`` above 0 is static; else the scale moves as DeepSpeed's: it doubles, and halves
+    at the skipped step that ``hysteresis`` counts to. What is to be refused stays in ``found``.
+    """
+    section = {name: found.pop(name) for name in list(found) if name.startswith("fp16.")}
+    enabled = section.pop("fp16.enabled", False)
+    if "fp16" in handled:
+        return []
+    if enabled is not True:
+        if enabled:
+            found["fp16.enabled"] = enabled
+        return list(section)
+    given = list(section)
+    scaling = {key: section.pop(f"fp16.{key}", value) for key, value in _FP16_DEFAULTS.items()}
+    found.update(section)
+    wrong = [key for key, value in scaling.items() if not _possible(key, value)]
+    found.update({f"fp16.{key}": scaling[key] for key in wrong})
+    if wrong:
+        return []
+    logger.warning(
+        "fp16: make the model with half(), and scale the loss:"
+        " zero.scale_loss(optimizer, loss).backward()"
+    )
+    if scaling["loss_scale"]:
+        fields["loss_scale"] = float(scaling["loss_scale"])
+        return [name for name in given if name.removeprefix("fp16.") in _DYNAMIC]
+    fields["loss_scale"] = DynamicLossScale(
+        initial=2.0 ** scaling["initial_scale_power"],
+        interval=scaling["loss_scale_window"],
+        minimum=float(scaling["min_loss_scale"]),
+        hysteresis=scaling["hysteresis"],
+        consecutive_hysteresis=scaling["consecutive_hysteresis"],
+    )
+    return []
+
+
+def _possible(key: str, value: object) -> bool:
+    """Tell whether a key of the section fp16 has a value that DeepSpeed gives a sense to."""
+    if key == "consecutive_hysteresis":
+        return isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    if key in ("initial_scale_power", "loss_scale_window", "hysteresis"):
+        least, most = (-126, 127) if key == "initial_scale_power" else (1, math.inf)
+        return isinstance(value, int) and least <= value <= most
+    return value >= 0 if key == "loss_scale" else value > 0
 
 
 def _means_the_same(name: str, value: object) -> bool:

@@ -6,6 +6,7 @@ where it comes from. A reader must not assume that activations are in it: no for
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from zcomm import Codec
@@ -32,6 +33,17 @@ class Model:
     root_numel: float = 0
     itemsize: int = 2
     states: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("numel", "unit_numel", "root_numel", "states"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} of a model: {value:g}, expected 0 or more")
+        if max(self.unit_numel, self.root_numel) > self.numel:
+            raise ValueError(
+                f"a unit of {self.unit_numel:g} and a root of {self.root_numel:g} parameters: "
+                f"the model has {self.numel:g}"
+            )
 
 
 @dataclass(frozen=True)

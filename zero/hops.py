@@ -27,6 +27,7 @@ from zcomm import Codec, Communicator
 from zcomm.layout import Layout
 from zcomm.seeds import derive
 from zcomm.work import Work
+from zero.algorithms import Algorithms
 from zero.config import Config
 from zero.layout import dtype_name
 from zero.secondary import groups_of
@@ -54,7 +55,11 @@ class TwoHops:
     """
 
     def __init__(
-        self, comm: Communicator, config: Config, groups: Sequence[tuple[int, ...]]
+        self,
+        comm: Communicator,
+        config: Config,
+        groups: Sequence[tuple[int, ...]],
+        algorithms: Algorithms,
     ) -> None:
         number = next(i for i, group in enumerate(groups) if comm.rank in group)
         position = groups[number].index(comm.rank)
@@ -64,6 +69,7 @@ class TwoHops:
         self._codecs = config.grads_codecs(len(comm.topology.levels))
         self._reduce_dtype = None if config.reduce_dtype == "param" else "float32"
         self._feedback = config.grads_feedback
+        self._algorithms = algorithms
         self._layouts: dict[object, Layout] = {}
         self._wide: set[Buffer] = set()
         self.accumulate = config.accumulate == "node"
@@ -113,12 +119,16 @@ class TwoHops:
         for buffer, full in zip(unit.trainable, fulls, strict=True):
             if full.dtype == torch.float32:
                 self._wide.add(buffer)
+        codecs = self._codecs if unit.quantise else None
         work = self.node.reduce_layout(
             fulls,
             slices,
             layouts,
             op="sum",
-            codec=self._codecs if unit.quantise else None,
+            codec=codecs,
+            algorithm=self._algorithms.choose(
+                self.node, unit, layouts, codecs, self._reduce_dtype, hop=" inside a node"
+            ),
             reduce_dtype=self._reduce_dtype,
             min_numel=0,
             label=unit.label,
@@ -157,12 +167,16 @@ class TwoHops:
                 mean.div_(torch.tensor(float(self._size)))
 
         prepared = _run(self.rail, prepare, async_op)
+        codecs = self._codecs if codec else None
         work = self.rail.reduce_layout(
             sent,
             means,
             layouts,
             op="sum",
-            codec=self._codecs if codec else None,
+            codec=codecs,
+            algorithm=self._algorithms.choose(
+                self.rail, unit, layouts, codecs, self._reduce_dtype, hop=" between nodes"
+            ),
             reduce_dtype=self._reduce_dtype,
             min_numel=0,
             label=unit.label,
@@ -225,7 +239,7 @@ def _run(
     return ()
 
 
-def two_hops(comm: Communicator, config: Config) -> TwoHops | None:
+def two_hops(comm: Communicator, config: Config, algorithms: Algorithms) -> TwoHops | None:
     """Return the two hops of a configuration that needs them; None where there is one hop.
 
     Raises:
@@ -237,4 +251,4 @@ def two_hops(comm: Communicator, config: Config) -> TwoHops | None:
     if len(groups) == 1:
         logger.info("one node: accumulate='node' and grads_feedback have no hop to work on")
         return None
-    return TwoHops(comm, config, groups)
+    return TwoHops(comm, config, groups, algorithms)

@@ -83,14 +83,13 @@ class Stepper:
         return {
             "num_skipped": self.num_skipped,
             "consecutive": self._consecutive,
-            "loss_scale": self.scaler.scale,
-            "num_good": self.scaler.num_good,
+            **self.scaler.save_state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :class:`~zero.engine.StateProvider`."""
         self.num_skipped, self._consecutive = state["num_skipped"], state["consecutive"]
-        self.scaler.scale, self.scaler.num_good = state["loss_scale"], state["num_good"]
+        self.scaler.load_state(state)
         self._tell_scale()
 
     def load_foreign(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -120,8 +119,9 @@ class Stepper:
         sums = np.zeros(2, np.float64)
         for buffer in self._buffers:
             for master in buffer.own_masters():
-                if master.tensor.grad is not None:
-                    whole = not mesh.is_split(buffer.parameters[master.run.slot])
+                parameter = buffer.parameters[master.run.slot]
+                if master.tensor.grad is not None and mesh.counts(parameter):
+                    whole = not mesh.is_split(parameter)
                     sums[int(whole)] += squared_norm(master.tensor.grad)
         rows = self._comm.all_gather_values(sums)
         of_split, of_whole = (sum(map(float, column)) for column in rows.T)

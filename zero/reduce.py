@@ -32,6 +32,7 @@ from zcomm import Communicator
 from zcomm.errors import CheckpointError
 from zcomm.seeds import derive
 from zcomm.work import Work
+from zero.algorithms import Algorithms
 from zero.config import Config
 from zero.hops import two_hops
 from zero.pool import Pool
@@ -77,7 +78,8 @@ class Reducer:
         self._in_float32 = False
         self._keep_float32 = True
         self._warned = False
-        self.hops = two_hops(comm, config)
+        self._algorithms = Algorithms()
+        self.hops = two_hops(comm, config, self._algorithms)
         self.slices = Slices(self._buffers)
         self.pool = Pool()
         self.synchronise = True
@@ -144,12 +146,16 @@ class Reducer:
             for buffer, full in zip(unit.trainable, fulls, strict=True)
         ]
         means = [torch.empty(layout.shard_numel(self._comm.rank)) for layout in layouts]
+        codecs = self._codecs if unit.quantise else None
         work = self._comm.reduce_layout(
             fulls,
             means,
             layouts,
             op="avg",
-            codec=self._codecs if unit.quantise else None,
+            codec=codecs,
+            algorithm=self._algorithms.choose(
+                self._comm, unit, layouts, codecs, self._reduce_dtype, op="avg"
+            ),
             reduce_dtype=self._reduce_dtype,
             min_numel=0,
             label=unit.label,
@@ -241,6 +247,7 @@ class Reducer:
             "keep_float32": self._keep_float32,
             "in_float32": self._in_float32,
             "written": [buffer.written for buffer in self._buffers],
+            **self._algorithms.save_state(),
             **self.slices.save_state(),
             **({} if self.hops is None else self.hops.save_state(self._buffers)),
             **local,
@@ -249,6 +256,7 @@ class Reducer:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :class:`~zero.engine.StateProvider`."""
         self.clear()
+        self._algorithms.load_state(state)
         self.slices.load_state(state)
         if self.hops is not None:
             self.hops.load_state(state, self._buffers)
@@ -278,7 +286,7 @@ class Reducer:
                 " accumulate='node'): load it with the same ranks, topology and configuration"
             )
         none = [None] * len(self._buffers)
-        self.load_state({**states[0], "in_float32": False, "slices": none})
+        self.load_state({**states[0], "in_float32": False, "slices": none, "algorithms": {}})
 
     def drop(self) -> None:
         """Forget the local gradients of a backward that did not finish."""

@@ -9,7 +9,9 @@ because a step is skipped on all or none.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class DynamicLossScale:
         backoff: factor after a skipped step.
         interval: number of steps.
         minimum: the scale never falls below.
+        hysteresis: the skipped step that makes the scale fall: 2 forgives one. Forgiven steps are
+            counted anew when the scale grows, not when it falls.
+        consecutive_hysteresis: count them anew after every step that was not skipped.
 
     Raises:
         ValueError: numbers with which the scale would not move as its name says.
@@ -32,6 +37,8 @@ class DynamicLossScale:
     backoff: float = 0.5
     interval: int = 2000
     minimum: float = 1.0
+    hysteresis: int = 1
+    consecutive_hysteresis: bool = False
 
     def __post_init__(self) -> None:
         check_scale("initial", self.initial)
@@ -41,6 +48,8 @@ class DynamicLossScale:
                 f"growth {self.growth}, backoff {self.backoff}, interval {self.interval}: expected"
                 " growth of 1 or more, backoff in (0, 1], interval of 1 or more"
             )
+        if self.hysteresis < 1:
+            raise ValueError(f"hysteresis {self.hysteresis}: expected 1 or more")
 
 
 def check_scale(name: str, value: object) -> None:
@@ -59,6 +68,7 @@ class LossScaler:
     Attributes:
         scale: what the loss is multiplied by.
         num_good: steps in a row that were not skipped, since the scale moved last.
+        num_forgiven: skipped steps that the scale may still stay for.
     """
 
     def __init__(self, setting: float | DynamicLossScale | None) -> None:
@@ -69,6 +79,8 @@ class LossScaler:
         elif isinstance(setting, int | float):
             self.scale = float(setting)
         self.num_good = 0
+        self.num_forgiven = 0
+        self._forgive_again()
 
     def update(self, *, skipped: bool) -> None:
         """Move a dynamic scale after a step."""
@@ -76,10 +88,34 @@ class LossScaler:
         if moves is None:
             return
         if skipped:
-            self.scale = max(self.scale * moves.backoff, moves.minimum)
             self.num_good = 0
+            if self.num_forgiven:
+                self.num_forgiven -= 1
+            else:
+                self.scale = max(self.scale * moves.backoff, moves.minimum)
             return
         self.num_good += 1
-        if self.num_good == moves.interval:
+        grows = self.num_good == moves.interval
+        if grows:
             self.scale *= moves.growth
             self.num_good = 0
+        if grows or moves.consecutive_hysteresis:
+            self._forgive_again()
+
+    def save_state(self) -> dict[str, float | int]:
+        """Return what the next moves depend on."""
+        return {
+            "loss_scale": self.scale,
+            "num_good": self.num_good,
+            "num_forgiven": self.num_forgiven,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Put :meth:`save_state` back."""
+        self.scale, self.num_good = state["loss_scale"], state["num_good"]
+        # Checkpoints of before there was hysteresis have no such count.
+        self.num_forgiven = state.get("num_forgiven", 0)
+
+    def _forgive_again(self) -> None:
+        if self._dynamic is not None:
+            self.num_forgiven = self._dynamic.hysteresis - 1

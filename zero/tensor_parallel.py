@@ -12,7 +12,7 @@ A reader must not assume that these parameters keep their identity or shape: ``p
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,23 +27,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TensorParallel:
-    """The mesh over which parameters are split, and those that are whole on each of its ranks."""
+    """The mesh over which parameters are split, and how each lies on it.
+
+    A part that several ranks of the mesh hold counts on the first of them, whose coordinates are 0
+    wherever the parameter is not split.
+
+    Attributes:
+        mesh: of any number of dimensions.
+        split: by the id of a parameter, the dimensions over which it is split.
+    """
 
     mesh: DeviceMesh
-    split: frozenset[int]
+    split: Mapping[int, frozenset[int]]
 
     def is_split(self, parameter: nn.Parameter) -> bool:
         """Tell whether ranks of the mesh hold different parts of a parameter."""
-        return id(parameter) in self.split
+        return bool(self.split.get(id(parameter)))
+
+    def counts(self, parameter: nn.Parameter) -> bool:
+        """Tell whether this rank's part of a parameter counts in sums over the mesh."""
+        where: Sequence[int] = self.mesh.get_coordinate() or ()
+        over = self.split.get(id(parameter), frozenset())
+        return all(place == 0 for dim, place in enumerate(where) if dim not in over)
 
     def total(self, of_split: float, of_whole: float) -> float:
-        """Return the sum over the mesh, of what is whole once; the same bits on all its ranks."""
+        """Return the sum over the mesh; the same bits on all its ranks."""
         import torch.distributed as dist
 
         mine = torch.tensor([of_split, of_whole], dtype=torch.float64)
-        rows = [torch.empty_like(mine) for _ in range(self.mesh.size())]
-        dist.all_gather(rows, mine, group=self.mesh.get_group())
-        return sum(float(row[0]) for row in rows) + float(rows[0][1])
+        for dim in reversed(range(self.mesh.ndim)):
+            rows = [torch.empty_like(mine) for _ in range(self.mesh.size(dim))]
+            dist.all_gather(rows, mine, group=self.mesh.get_group(dim))
+            # Ascending, which torch's sum does not promise.
+            for row in rows[1:]:
+                rows[0] += row
+            mine = rows[0]
+        return float(mine[0]) + float(mine[1])
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -59,7 +78,7 @@ def use_local_parts(model: nn.Module, optimizer: Optimizer) -> TensorParallel | 
         The mesh; None where no parameter is a DTensor.
 
     Raises:
-        ValueError: meshes of several dimensions, several meshes, or partial sums as parameters.
+        ValueError: several meshes, or partial sums as parameters.
     """
     local: dict[int, nn.Parameter] = {}
     found: list[DTensor] = []
@@ -77,19 +96,21 @@ def use_local_parts(model: nn.Module, optimizer: Optimizer) -> TensorParallel | 
     _check(found)
     for group in optimizer.param_groups:
         group["params"] = [_replaced(optimizer, p, local) for p in group["params"]]
-    split = frozenset(
-        id(local[id(p)]) for p in found if any(place.is_shard() for place in p.placements)
-    )
+    split = {
+        id(local[id(p)]): frozenset(d for d, place in enumerate(p.placements) if place.is_shard())
+        for p in found
+    }
     return TensorParallel(found[0].device_mesh, split)
 
 
 def _check(found: list[DTensor]) -> None:
     mesh = found[0].device_mesh
     for parameter in found:
-        if parameter.device_mesh != mesh or mesh.ndim != 1:
+        if parameter.device_mesh != mesh:
             raise ValueError(
-                f"a parameter is a DTensor over {parameter.device_mesh}: zero works beside one mesh"
-                " of one dimension"
+                f"parameters are DTensors over {mesh} and over {parameter.device_mesh}: zero works"
+                " beside one mesh; where a parameter has fewer dimensions, replicate it over the"
+                " others"
             )
         if any(place.is_partial() for place in parameter.placements):
             raise ValueError(f"a parameter has the placements {parameter.placements}: partial sums")

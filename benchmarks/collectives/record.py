@@ -22,6 +22,7 @@ import zcomm
 from benchmarks.collectives.options import Options
 from benchmarks.collectives.table import Result
 from benchmarks.launch import UsageError
+from zcomm import tuning
 
 SCHEMA = "zcomm.collectives/1"
 ENVIRONMENT = (
@@ -108,14 +109,7 @@ def environment() -> dict[str, str]:
 
 def cpu_name() -> str:
     """Return the name of the processor as the system gives it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [
-                line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-            ]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    return tuning.processor()
 
 
 def row(result: Result) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The training by torch alone, over gloo: FSDP2, DDP, and every rank for itself."""
+"""The training by torch over gloo: FSDP2 alone and with zcomm, DDP, and every rank for itself."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import zcomm.torch
 from benchmarks.peers.options import Job
 from benchmarks.peers.rank import BETAS, LEARNING_RATE
-from benchmarks.peers.registry import ALONE, DDP
+from benchmarks.peers.registry import ALONE, DDP, ONE_LINE, RECIPE
 from benchmarks.training.data import Batch
 from benchmarks.training.model import GPT
 
@@ -24,6 +25,8 @@ def prepare(name: str, job: Job) -> GlooTraining:
     model = GPT(job.shape, job.seed).to(torch.bfloat16)
     if name in (ALONE.name, DDP.name):
         return _Mastered(model, replicated=name == DDP.name)
+    if name in (ONE_LINE.name, RECIPE.name):
+        return _Quantised(model, hpz=name == RECIPE.name)
     return _Sharded(model)
 
 
@@ -37,8 +40,9 @@ class GlooTraining:
     def barrier(self) -> None:
         dist.barrier()
 
-    def counted_nbytes(self) -> None:
+    def counted_nbytes(self) -> int | None:
         """Return None: gloo does not count."""
+        return None
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -47,12 +51,12 @@ class GlooTraining:
 class _Sharded(GlooTraining):
     """FSDP2 as its documentation has it: a group for each block, float32 shards, bfloat16 sent."""
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: GPT, **options: int) -> None:
         super().__init__()
         model.float()
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         for block in model.blocks:
-            fully_shard(block, mp_policy=policy)
+            fully_shard(block, mp_policy=policy, **options)
         fully_shard(model, mp_policy=policy)
         self._model = model
         self._optimizer = adam(list(model.parameters()))
@@ -63,6 +67,19 @@ class _Sharded(GlooTraining):
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.item()
+
+
+class _Quantised(_Sharded):
+    """The same with ``quantize_fsdp``, one line; with ``hpz`` nodes keep blocks for backward."""
+
+    def __init__(self, model: GPT, *, hpz: bool) -> None:
+        ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        super().__init__(model, **({"reshard_after_forward": ranks_per_node} if hpz else {}))
+        self._comm = zcomm.torch.quantize_fsdp(model)
+
+    def counted_nbytes(self) -> int | None:
+        """Return the wire bytes that this rank has sent between nodes."""
+        return self._comm.traffic.wire_nbytes(level=1)
 
 
 class _Mastered(GlooTraining):

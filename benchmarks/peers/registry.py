@@ -20,6 +20,7 @@ class Peer:
         torch: whether its ranks start as torchrun does, else by MPI.
         package: what has to be installed beside zcomm, if anything.
         exact: whether its communication loses nothing beyond rounding to bfloat16.
+        ours: whether zcomm carries its messages.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Peer:
     torch: bool = True
     package: str | None = None
     exact: bool = True
+    ours: bool = False
 
     def absent(self) -> str | None:
         """Return why the peer cannot run here, None if it can."""
@@ -48,10 +50,12 @@ ALONE = Peer("alone", "no communication", "gloo")
 FSDP2 = Peer("fsdp2", "FSDP2, gloo", "gloo")
 DEEPSPEED = Peer("deepspeed", "DeepSpeed ZeRO-3, gloo", "deep_speed", package="deepspeed")
 DDP = Peer("ddp", "DDP, gloo", "gloo")
-STAGE_3 = Peer("zero3", "zero stage 3", "sharded", torch=False)
-ZEROPP = Peer("zeropp", "zero ZeRO++", "sharded", torch=False, exact=False)
+ONE_LINE = Peer("fsdp2+codecs", "FSDP2, gloo + codecs", "gloo", exact=False, ours=True)
+RECIPE = Peer("fsdp2+zcomm", "FSDP2, gloo + zcomm", "gloo", exact=False, ours=True)
+STAGE_3 = Peer("zero3", "zero stage 3", "sharded", torch=False, ours=True)
+ZEROPP = Peer("zeropp", "zero ZeRO++", "sharded", torch=False, exact=False, ours=True)
 
-PEERS = {p.name: p for p in (FSDP2, DEEPSPEED, DDP, STAGE_3, ZEROPP)}
+PEERS = {p.name: p for p in (FSDP2, DEEPSPEED, DDP, ONE_LINE, RECIPE, STAGE_3, ZEROPP)}
 """In the order of the table; ``ALONE`` is measured before them."""
 
 BASELINES = (FSDP2, DEEPSPEED)

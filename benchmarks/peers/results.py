@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.peers.rank import Report
-from benchmarks.peers.registry import BASELINES, PEERS, ZEROPP
+from benchmarks.peers.registry import BASELINES, PEERS
 
 EXACT_BOUND = 0.005
 """Of losses of exact peers: they round to bfloat16 in different places, and sum in other orders."""
@@ -103,8 +103,8 @@ class Ratio:
 
 
 def ratios(rows: Mapping[str, Row]) -> list[Ratio]:
-    """Compare zero with each baseline, as far as both have rows."""
-    ours = [peer.name for peer in PEERS.values() if not peer.torch and peer.name in rows]
+    """Compare what zcomm carries with each baseline, as far as both have rows."""
+    ours = [peer.name for peer in PEERS.values() if peer.ours and peer.name in rows]
     theirs = [peer.name for peer in BASELINES if peer.name in rows]
     return [_ratio(rows[name], rows[baseline]) for name in ours for baseline in theirs]
 
@@ -145,6 +145,6 @@ def judge(rows: Mapping[str, Row]) -> list[Verdict]:
             continue
         pairs = zip(rows[peer.name].losses, reference.losses, strict=True)
         difference = max((loss / other - 1 for loss, other in pairs), key=_distance)
-        bound = QUANTISED_BOUND if peer == ZEROPP else EXACT_BOUND
+        bound = EXACT_BOUND if peer.exact else QUANTISED_BOUND
         verdicts.append(Verdict(peer.name, reference.name, difference, bound))
     return verdicts

@@ -313,8 +313,19 @@ def test_read_only_arrays_are_inputs_but_never_written():
         x = np.arange(4.0)
         x.flags.writeable = False
         assert comm.all_gather(x).tolist() == [0, 1, 2, 3] * 2
-        with pytest.raises(ValueError, match=r"read-only|writeable|written"):
-            comm.all_reduce(x)
+        calls = (
+            lambda: comm.all_reduce(x),
+            lambda: comm.all_reduce([np.ones(3), x]),
+            lambda: comm.reduce_scatter(np.ones(8), x),
+            lambda: comm.all_gather(np.ones(2), x),
+            lambda: comm.recv(x, 1 - comm.rank),
+            lambda: comm.all_reduce(torch.ones(1).expand(4)),
+        )
+        for call in calls:
+            with pytest.raises(ValueError, match="cannot be written"):
+                call()
         assert x.tolist() == [0, 1, 2, 3]
+        # Nothing was sent.
+        assert comm.all_reduce(np.ones(4)).tolist() == [2] * 4
 
     on("2", program)

@@ -297,3 +297,14 @@ def test_special_values(op):
         assert results == [padded[: pairs.shape[1]].view(np.uint32).tolist()] * 2
 
     on("2", program)
+
+
+def test_a_list_of_one_array_into_a_list_of_one():
+    def program(comm):
+        outs = [np.zeros(6, np.float32)]
+        for _ in range(2):
+            comm.all_gather([np.full(3, comm.rank, np.float32)], outs)
+        return outs[0]
+
+    for out in run_local(program, 2):
+        assert np.array_equal(out, [0, 0, 0, 1, 1, 1])

@@ -24,7 +24,7 @@ def test_one_rank_has_nothing_to_tune(launch):
 )
 def test_what_cannot_be_measured_is_one_line(launch, words, said):
     run = launch(*TUNE, *words)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert said in run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
 

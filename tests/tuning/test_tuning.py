@@ -239,6 +239,14 @@ DAMAGES = {
     "infinite": damaged(lambda document: document["curves"][0].update(seconds=[1.0, float("inf")])),
     "backwards": damaged(lambda document: document["curves"][0].update(sizes=[9, 1])),
     "no curves": damaged(lambda document: document.pop("curves")),
+    "measured on another processor": damaged(lambda document: document.update(processor="i8086")),
+    "of no processor": damaged(lambda document: document.pop("processor")),
+    "a processor's time that is no number": damaged(
+        lambda document: document["machine"]["links"][0].update(processor=float("nan"))
+    ),
+    "a number beyond all": damaged(lambda document: document["machine"].update(call=10**400)),
+    "too deep": lambda path: path.write_text("[" * 200_000),
+    "pieces of nothing": damaged(lambda document: document["curves"][0].update(piece_nbytes=-4)),
     "a curve of nothing": damaged(lambda document: document["curves"].append(None)),
 }
 

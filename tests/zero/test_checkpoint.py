@@ -22,6 +22,7 @@ from tests.zero.models import Tower, differing_copy, loss_of, make, tokens
 from tests.zero.pretrained import MODELS, batch_of
 from tests.zero.runs import assert_same_bits, on, shard, whole
 from zcomm.errors import CheckpointError
+from zcomm.tuning import Tuning
 from zero.checkpoint import files
 from zero.checkpoint.files import write_tensors
 
@@ -103,6 +104,50 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(name, dtype, tmp_pat
         assert_same_bits(states(second, optimizer), wanted)
 
     on("2x2", program)
+
+
+ON_ALL_LEVELS = {
+    "zeropp": ("2x2", CONFIGS["zeropp"]),
+    "stage 2": ("2x2", zero.Config(stage=2, grads=("int8", "int4"), min_numel=0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("topology", "config"),
+    [
+        *ON_ALL_LEVELS.values(),
+        pytest.param("2x2x2", CONFIGS["safe4"], marks=pytest.mark.slow),
+    ],
+)
+def test_the_algorithms_of_quantised_reductions_are_those_of_the_save(
+    topology, config, tmp_path, monkeypatch
+):
+    """A resumed run whose tuning would choose otherwise has the same bits."""
+    model = make(Tower)
+
+    def train(comm, *, load):
+        mine, optimizer = shard(comm, model, config)
+        if load:
+            loaded = zero.load(tmp_path, mine, optimizer, random_state=False)
+            assert loaded.same_plan
+        else:
+            one_step(mine, optimizer, comm.rank, 0)
+            zero.save(tmp_path, mine, optimizer)
+        losses = [one_step(mine, optimizer, comm.rank, step) for step in (1, 2)]
+        return losses, states(mine, optimizer)
+
+    def under(number, **options):
+        """Train under a tuning that finds the first or the last way to be the fastest."""
+        monkeypatch.setattr(Tuning, "pick", lambda self, ways: range(len(ways))[number])
+        return on(topology, train, **options)
+
+    other = under(-1, load=False)
+    expected = under(0, load=False)
+    for found, wanted in zip(under(-1, load=True), expected, strict=True):
+        assert found[0] == wanted[0]
+        assert_same_bits(found[1], wanted[1])
+    # Else the tunings would not have been two.
+    assert any(a[0] != b[0] for a, b in zip(other, expected, strict=True))
 
 
 def train_same(comm, model, optimizer, steps):
@@ -419,6 +464,47 @@ def test_rank_0_need_not_wait_for_what_others_do_in_the_folder(tmp_path, monkeyp
     monkeypatch.setattr(files, "sync_directory", sync_slowly)
     saved_tower(tmp_path)
     assert (tmp_path / "index.json").exists()
+
+
+@pytest.mark.parametrize("full", ["a rank's file", "the index"])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_disk_that_is_full_is_said_by_all_ranks_and_leaves_nothing(
+    full, async_op, tmp_path, monkeypatch
+):
+    """The one before loads, and the next save has the room that there was."""
+    room = threading.Event()
+
+    def no_room(path, *rest):
+        if not room.is_set() and (full == "the index" or "00001" in path.name):
+            path.with_name(f"{path.name}.tmp").write_bytes(b"some of it")
+            raise OSError(28, "No space left on device")
+        real(path, *rest)
+
+    name = "write_index" if full == "the index" else "write_tensors"
+    real = getattr(zero.checkpoint.save, name)
+
+    def program(comm):
+        mine, optimizer = shard(comm, make(Tower), zero.Config())
+        for step in range(3):
+            one_step(mine, optimizer, comm.rank, step)
+            if step != 1:
+                zero.save(tmp_path, mine, optimizer, step=step, async_op=async_op).wait()
+                continue
+            before = sorted(tmp_path.glob("data-*/*"))
+            comm.barrier()
+            monkeypatch.setattr(zero.checkpoint.save, name, no_room)
+            with pytest.raises(CheckpointError, match=r"cannot be written.*No space left"):
+                zero.save(tmp_path, mine, optimizer, step=step, async_op=async_op).wait()
+            comm.barrier()
+            assert not list(tmp_path.glob(".tmp-*"))
+            assert set(before) <= set(tmp_path.glob("data-*/*"))
+            assert zero.load(tmp_path, mine, optimizer).step == 0
+            room.set()
+            comm.barrier()
+        assert zero.load(tmp_path, mine, optimizer).step == 2
+
+    on("1x2", program)
+    assert len(list(tmp_path.glob("data-*"))) == 1
 
 
 def data_file(path, rank):

@@ -12,6 +12,7 @@ from tests.zero.runs import SIZES, on, shard
 from zcomm import cli
 from zero.estimate import Model, estimate
 from zero.memory import report
+from zero.offload_estimate import Offload, offloaded
 
 
 @pytest.mark.parametrize(
@@ -52,11 +53,83 @@ def test_one_stage_with_everything(capsys):
         ("--ranks 6 --ranks-per-node 4", "4 ranks per node, 6 ranks"),
         ("--ranks 8 --stage 1 --secondary node", "stage 1 does not shard parameters"),
         ("--ranks 8 --secondary 3", "secondary 3 does not divide 8 ranks"),
+        ("--ranks 8 --params -1", "numel of a model: -1, expected 0 or more"),
+        ("--ranks 8 --params nan", "numel of a model: nan"),
+        ("--ranks 8 --params 1e400", "numel of a model: inf"),
+        ("--ranks 8 --states -2", "states of a model: -2"),
+        ("--ranks 8 --largest-unit 2e9", "a unit of 2e+09 and a root of 0 parameters"),
     ],
 )
 def test_refused(capsys, words, message):
-    assert cli.main(["memory", "--params", "1e9", *words.split()]) == 1
-    assert message in capsys.readouterr().err
+    assert cli.main(["memory", "--params", "1e9", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def placed(offload, stage, model, ranks, **config):
+    config = zero.Config(stage=stage, **config)
+    found = estimate(config, model, num_ranks=ranks, ranks_per_node=min(8, ranks))
+    return offloaded(offload, config, model, found, num_ranks=ranks), found
+
+
+def test_zero_offload_on_one_device():
+    """arXiv 2101.06840, table 1: of 16M bytes 2M stay, an eighth; the host has the other 14M."""
+    found, without = placed(Offload("cpu"), 2, Model(1e9), 1)
+    assert without.model_states == 16e9
+    assert (found.device, found.host, found.disk) == (2e9, 14e9, 0)
+    # Section 4.2: N ranks share the host's part, no matter how many there are.
+    found, _ = placed(Offload("cpu"), 2, Model(1e9), 16)
+    assert (found.device, found.host * 16) == (2e9, 14e9)
+
+
+# arXiv 2104.07857, figure 2a: layers, hidden size (K is 1024), model states in TB of 2**40.
+@pytest.mark.parametrize(
+    ("layers", "hidden", "terabytes"),
+    [
+        (80, 10, "1.83"),
+        (100, 20, "9.16"),
+        (128, 25, "18.31"),
+        (195, 64, "182.81"),
+        (315, 160, "1845.70"),
+    ],
+)
+@pytest.mark.parametrize("places", [("cpu", "cpu"), ("nvme", "nvme"), ("nvme", "cpu")])
+def test_zero_infinity(layers, hidden, terabytes, places):
+    model = Model(12 * layers * (1024 * hidden) ** 2)
+    found, _ = placed(Offload(*places), 3, model, 512)
+    assert f"{512 * (found.host + found.disk) / 2**40:.2f}" == terabytes
+    assert found.device == 0
+    assert found.host * 512 == pytest.approx(
+        {("cpu", "cpu"): 20, ("nvme", "nvme"): 0, ("nvme", "cpu"): 2}[places] * model.numel
+    )
+
+
+def test_what_zero_adds_stays_on_the_device():
+    model = Model(8e9, unit_numel=2e8, root_numel=5e8)
+    options = {"weights": "int8", "secondary": "node", "secondary_codec": "int8"}
+    found, without = placed(Offload("nvme", "cpu"), 3, model, 64, **options)
+    stays = without.whole_units + without.local_gradients + without.codec_buffers
+    assert without.codec_buffers > 0
+    assert found.device == pytest.approx(stays + without.secondary)
+    found, without = placed(Offload("cpu"), 3, model, 64)
+    assert found.device == pytest.approx(without.peak - 14 * 8e9 / 64)
+
+
+def test_the_command_says_what_is_of_the_papers_and_not_here_yet(capsys):
+    words = "memory --params 1e12 --ranks 512 --offload-optimizer nvme --offload-params cpu"
+    assert cli.main(words.split()) == 0
+    text = capsys.readouterr().out
+    assert "zero itself cannot offload yet" in text
+    _, below = text.split("Offload as")
+    assert "stage 3" in below
+    assert "stage 2 " not in below.split("offload yet")[1]
+    assert row(below, "host") == ["3.91"]  # 2 bytes
+    assert row(below, "disk") == ["35.2"]  # 18 bytes
+    assert cli.main([*words.split(), "--stage", "1"]) == 1
+    assert "in stage 1: the papers have" in capsys.readouterr().err
+    assert cli.main([*words.split(), "--stage", "3", "--itemsize", "4"]) == 1
+    assert "parameters of 16 bits" in capsys.readouterr().err
 
 
 LIVE = [

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from topology import Topology
-from zcomm import environment
+from zcomm import patience
 from zcomm.arrays import BufferPool, Memory
 from zcomm.device import Device
-from zcomm.errors import CollectiveTimeout
+from zcomm.errors import CollectiveTimeout, ZcommError
 from zcomm.seeds import Calls
 from zcomm.traffic import Clock, Counter, Tally, Traffic
 from zcomm.transports.base import Transport
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -28,6 +31,38 @@ class Gate:
         if self.waiting is not None:
             wait, self.waiting = self.waiting, None
             wait()
+
+
+class Health:
+    """Whether ranks still agree on which messages were sent, received and read.
+
+    After an operation that ended in its middle they do not: a peer's message that nobody received,
+    or a slot that nobody released, would be taken for one of the next operation. One that failed
+    while its first message still waited at the ``gate`` has sent nothing.
+    """
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self._reason = ""
+
+    def check(self) -> None:
+        """Raise ZcommError where an operation ended in its middle."""
+        if self._reason:
+            raise ZcommError(
+                f"no communicator of this job can be used: an operation ended in its middle "
+                f"({self._reason})"
+            )
+
+    def run(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run an operation, and remember it if it ends in its middle."""
+        if self._reason:
+            self.check()
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            if self.gate.waiting is None and not getattr(error, "resumable", False):
+                self._reason = f"{type(error).__name__}: {error}"
+            raise
 
 
 @dataclass(frozen=True)
@@ -47,7 +82,12 @@ class Channel:
     pool: BufferPool
     calls: Calls
     device: Device | None = None
-    gate: Gate = field(default_factory=Gate)
+    health: Health = field(default_factory=Health)
+
+    @property
+    def gate(self) -> Gate:
+        """What the first message of an operation waits for."""
+        return self.health.gate
 
     @property
     def size(self) -> int:
@@ -113,7 +153,7 @@ class Channel:
         for level in levels:
             self.traffic.record(operation, level, calls=int(first))
         with self.clock.measure("comm"):
-            timeout = None if patient else environment.seconds("ZCOMM_TIMEOUT")
+            timeout = None if patient else patience.limit()
             late = self.transport.exchange(
                 {self.ranks[peer]: memory for peer, memory in sends.items()},
                 {self.ranks[peer]: memory for peer, memory in recvs.items()},
@@ -128,8 +168,7 @@ class Channel:
         """Return the error that names the ranks (numbers of the transport) that have not come."""
         peers = in_words(sorted(self.ranks.index(peer) for peer in set(late)))
         return CollectiveTimeout(
-            f"rank {self.rank} waited {timeout:g} s in {doing} for {peers} "
-            "(ZCOMM_TIMEOUT sets the limit)"
+            f"rank {self.rank} waited {timeout:g} s in {doing} for {peers} ({patience.source()})"
         )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from zcomm import environment
+from zcomm import patience
 from zcomm.arrays import DeviceMemory, HostMemory, View
 from zcomm.codecs.backend import kernels
 from zcomm.collectives.channel import Channel
@@ -297,7 +297,7 @@ class Idle:
 
     @cached_property
     def _timeout(self) -> float:
-        return environment.seconds("ZCOMM_TIMEOUT")
+        return patience.limit()
 
     def reset(self) -> None:
         """Something has moved."""

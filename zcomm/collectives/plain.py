@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +21,20 @@ def all_to_all(channel: Channel, send: View, recv: View) -> None:
     recvs = {rank: recv.memory[runs[rank]] for rank in others}
     channel.exchange("all_to_all", sends, recvs)
     copy(recv.memory[runs[me]], send.memory[runs[me]])
+
+
+def exchange(
+    channel: Channel, operation: str, sends: Mapping[int, View], recvs: Mapping[int, View]
+) -> None:
+    """Send to and receive from the named ranks; what a rank sends itself is copied."""
+    me = channel.rank
+    if me in sends and me in recvs:
+        copy(recvs[me].memory, sends[me].memory)
+    channel.exchange(
+        operation,
+        {rank: x.memory for rank, x in sends.items() if rank != me},
+        {rank: x.memory for rank, x in recvs.items() if rank != me},
+    )
 
 
 def broadcast(channel: Channel, x: View, root: int) -> None:

@@ -10,7 +10,6 @@ the same order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,17 +64,23 @@ class Table:
 
     def each(self, plan: Plan) -> Tally:
         """Return the tally of calls that send every rank what the only hop of a plan does."""
-        if plan not in self._tallies:
-            messages = plan.messages(0, self.channel.rank)
-            wire = {message.peer: message.wire_nbytes for message in messages}
-            logical = {message.peer: message.logical_nbytes for message in messages}
-            self._tallies[plan] = self.channel.tally(plan.counted_as, wire, logical)
-        return self._tallies[plan]
+        tally: Tally = plan.memo("tally", self.channel.rank, self._tally_of)
+        return tally
+
+    def _tally_of(self, plan: Plan, me: int) -> Tally:
+        messages = plan.messages(0, me)
+        wire = {message.peer: message.wire_nbytes for message in messages}
+        logical = {message.peer: message.logical_nbytes for message in messages}
+        return self.channel.tally(plan.counted_as, wire, logical)
 
 
-@lru_cache(maxsize=4096)
 def fits(plan: Plan) -> bool:
     """Tell whether a plan is one small message from every rank to each other."""
+    found: bool = plan.memo("fits", 0, _fits)
+    return found
+
+
+def _fits(plan: Plan, _: int) -> bool:
     if len(plan.hops) != 1 or not plan.layouts:
         return False
     hop, size = plan.hops[0], plan.topology.size

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from zcomm import environment
+from zcomm import patience
 from zcomm.arrays import HostMemory
 from zcomm.errors import PeerLost
 from zcomm.transports.rounds import Nbytes, message_to
@@ -225,7 +225,7 @@ class LocalRounds:
 
     def finish(self, *, patient: bool = False) -> list[int]:
         """See :class:`zcomm.transports.rounds.Rounds`."""
-        seconds = None if patient else environment.seconds("ZCOMM_TIMEOUT")
+        seconds = None if patient else patience.limit()
         deadline = None if seconds is None else time.monotonic() + seconds
         for number in list(self._awaited):
             message = self._transport.take(self._peers[number], deadline)
@@ -233,6 +233,10 @@ class LocalRounds:
                 self._fill(number, message)
                 self._awaited.remove(number)
         return list(self._awaited)
+
+    def sent(self) -> bool:
+        """See :class:`zcomm.transports.rounds.Rounds`."""
+        return True
 
     def _fill(self, number: int, message: HostMemory) -> None:
         row = self._table[number]

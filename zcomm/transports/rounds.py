@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zcomm import environment
+from zcomm import patience
 from zcomm.device import HostMemory
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class Rounds(Protocol):
             The ranks of the group that have not sent theirs after ``ZCOMM_TIMEOUT`` seconds: none,
             usually, and none ever where ``patient``.
         """
+
+    def sent(self) -> bool:
+        """Tell whether the own messages have left, so that rows may be written again."""
 
 
 def message_to(
@@ -119,6 +122,11 @@ class MpiRounds:
         self._active = False
         return []
 
+    def sent(self) -> bool:
+        """See :class:`Rounds`."""
+        sends = self._requests[: len(self._peers)]
+        return all(request.Test() for request in sends)
+
     def _late(self) -> list[int]:
         arrived = [request.Test() for request in self._incoming]
         late = [rank for rank, done in zip(self._others, arrived, strict=True) if not done]
@@ -159,7 +167,7 @@ class _Waiting:
 
     def _asleep(self, test: Callable[[], Any]) -> bool:
         if not self._patient and self._deadline is None:
-            self._deadline = time.monotonic() + environment.seconds("ZCOMM_TIMEOUT")
+            self._deadline = time.monotonic() + patience.limit()
         pause = FIRST_SLEEP
         while not test():
             if self._deadline is not None and time.monotonic() > self._deadline:

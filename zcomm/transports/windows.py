@@ -149,7 +149,7 @@ class SharedWindows:
     def _possible(self) -> bool:
         """Tell whether all ranks of the node have the native module, and room for windows."""
         size = self._node.Get_size()
-        own = int(available() and _shared_nbytes() > 2 * size * window_nbytes(size))
+        own = int(available() and shared_nbytes() > 2 * size * window_nbytes(size))
         rows = np.empty(size, np.uint8)
         self._node.Allgather(np.array([own], np.uint8), rows)
         return bool(rows.all())
@@ -177,7 +177,7 @@ class SharedWindows:
         self._node.Free()
 
 
-def _shared_nbytes() -> float:
+def shared_nbytes() -> float:
     """Return the bytes that are free for shared memory, as far as that is known."""
     try:
         found = os.statvfs("/dev/shm")

@@ -156,6 +156,19 @@ class Reader:
 
 
 @contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of an error of the system what was being written.
+
+    Raises:
+        CheckpointError: it cannot be.
+    """
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
+
+
+@contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield

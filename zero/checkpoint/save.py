@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -35,6 +36,7 @@ from zero.checkpoint.files import (
     write_index,
     write_tensors,
     write_text,
+    writing,
 )
 from zero.checkpoint.plain import encode
 from zero.engine import Engine, engine_of_both
@@ -51,18 +53,19 @@ class Saving:
 
     def __init__(self, comm: Communicator, job: _Job) -> None:
         self._comm = comm
+        self._job = job
         self._error: BaseException | None = None
         self._waited = False
         # Not a daemon: a program that ends right after finishes its checkpoint.
-        self._thread = threading.Thread(target=self._write, args=(job,), name="zero.save")
+        self._thread = threading.Thread(target=self._write, name="zero.save")
         self._thread.start()
 
-    def _write(self, job: _Job) -> None:
+    def _write(self) -> None:
         try:
-            job.write()
+            self._job.write()
         except BaseException as error:  # raised by wait()
             self._error = error
-            job.report(error)
+            self._job.report(error)
 
     def done(self) -> bool:
         """Tell whether this rank has written what it writes; no collective."""
@@ -78,9 +81,14 @@ class Saving:
             return
         self._waited = True
         self._thread.join()
-        with together(self._comm):
-            if self._error is not None:
-                raise self._error
+        try:
+            with together(self._comm):
+                if self._error is not None:
+                    raise self._error
+        except BaseException:
+            if self._comm.rank == 0:
+                self._job.discard()
+            raise
 
 
 class _Job:
@@ -97,8 +105,9 @@ class _Job:
         self._common = common
 
     def make_folder(self) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
-        self._folder.mkdir()
+        with writing(self._path):
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir()
 
     def check_folder(self) -> None:
         if not self._folder.is_dir():
@@ -107,6 +116,10 @@ class _Job:
             )
 
     def write(self) -> None:
+        with writing(self._path):
+            self._write()
+
+    def _write(self) -> None:
         name = f"rank-{self._rank:05d}.safetensors"
         file = self._folder / name
         write_tensors(file, self._captured.tensors)
@@ -116,6 +129,10 @@ class _Job:
         write_text(self._part(self._rank), json.dumps(part), last=True)
         if self._rank == 0:
             self._commit()
+
+    def discard(self) -> None:
+        """Remove what was written, so that a disk that is full has room for the next save."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def report(self, error: BaseException) -> None:
         """Tell rank 0, which waits for this rank's part."""

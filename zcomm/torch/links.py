@@ -1,0 +1,103 @@
+"""What connects the ranks of one process group: a communicator, and a way for single messages.
+
+Every group has a transport of its own, made by its members alone, so that groups communicate beside
+one another as those of other backends do. Under an MPI launcher that is MPI
+(:mod:`zcomm.torch.mpi`), otherwise gloo, over the store that torch made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import Any, Protocol
+
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+
+import topology as topologies
+from topology import Topology
+from zcomm import bootstrap, placement
+from zcomm.communicator import Communicator
+from zcomm.torch import launch
+from zcomm.torch.gloo_messages import GlooMessages
+from zcomm.torch.messages import Messages
+from zcomm.transports.base import Transport
+from zcomm.transports.process_group import ProcessGroupTransport
+from zcomm.transports.staged import StagedTransport
+
+OVER_GLOO = "no MPI launcher: backend zcomm communicates over gloo"
+_SAID: set[str] = set()
+_MADE: Counter[str] = Counter()
+"""How often this process has made a group of a name."""
+
+
+class Link(Protocol):
+    """The ranks of one group."""
+
+    communicator: Communicator
+    messages: Messages
+
+    def close(self) -> None:
+        """Let go of the group; of the default group, all ranks together."""
+
+
+def connect(opts: Any, min_numel: int) -> Link:
+    """Return the link of a group that torch makes; its members call it.
+
+    Args:
+        opts: torch's ``_DistributedBackendOptions``.
+        min_numel: of the group's communicator.
+
+    Raises:
+        ValueError: a default group of other ranks than MPI has.
+        ZcommError: MPI cannot be loaded, or sees other ranks than the launcher started.
+    """
+    if launch.by_mpi():
+        from zcomm.torch import mpi
+
+        return mpi.connect(opts, min_numel)
+    return GlooLink(opts, min_numel)
+
+
+class GlooWorld:
+    """The ranks of a gloo group of our own, see :class:`zcomm.worlds.World`."""
+
+    def __init__(self, group: ProcessGroupGloo) -> None:
+        self._group = group
+        self.words = "" if OVER_GLOO in _SAID or group.size() == 1 else OVER_GLOO
+        _SAID.add(self.words)
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+
+    @cached_property
+    def control(self) -> Transport:
+        """See :class:`zcomm.worlds.World`."""
+        return StagedTransport(ProcessGroupTransport(self._group))
+
+    def discover(self) -> Topology:
+        """Take ranks of one host for a node."""
+        return topologies.from_nodes(placement.hosts(self.control).tolist())
+
+    def abort(self, code: int) -> None:
+        """End this rank; the others find their connections closed."""
+        self.control.abort(code)
+
+
+class GlooLink:
+    """A group over gloo."""
+
+    def __init__(self, opts: Any, min_numel: int) -> None:
+        # A group that is made again finds the addresses of its predecessor in torch's store.
+        _MADE[opts.group_id] += 1
+        store = PrefixStore(f"zcomm/{_MADE[opts.group_id]}", opts.store)
+        where = store, opts.group_rank, opts.group_size
+        group = ProcessGroupGloo(*where, timeout=opts.timeout)
+        self._is_default = not opts.global_ranks_in_group
+        self.messages: Messages = GlooMessages(group)
+        self.communicator = bootstrap.start(GlooWorld(group), min_numel=min_numel, abort=False)
+
+    def close(self) -> None:
+        """See :class:`Link`."""
+        if self._is_default:
+            self.communicator.leave()
+        self.messages.close()
+        self.communicator.discard()
