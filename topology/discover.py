@@ -11,7 +11,8 @@ A reader must not assume block placement: which ranks form a node is what MPI sa
 
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from topology import live, nvml
@@ -21,6 +22,7 @@ from topology.system import System
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+Share = Callable[[str], list[str]]
 _logger = logging.getLogger("zcomm.topology")
 _RANK = struct.Struct("=q")
 # First rank of the node and name of the host, in one fixed size: nothing needs to be pickled.
@@ -36,14 +38,7 @@ def discover(comm: "MPI.Comm") -> Topology:
         comm: any mpi4py intracommunicator; the ranks of the result are its ranks.
     """
     firsts, hosts = _nodes(comm)
-    records = _allgather_text(comm, _look(comm, hosts, always=False))
-    if not any(records):
-        return from_nodes(firsts)
-    system = live.assemble(firsts, hosts, records)
-    if comm.Get_rank() == 0:
-        for note in system.notes:
-            _logger.warning("%s", note)
-    return system.topology
+    return from_hosts(firsts, hosts, comm.Get_rank(), partial(_allgather_text, comm))
 
 
 def survey(comm: "MPI.Comm") -> System:
@@ -52,7 +47,31 @@ def survey(comm: "MPI.Comm") -> System:
     As ``discover``, and besides CPUs, NICs, and what there is on hosts without GPUs.
     """
     firsts, hosts = _nodes(comm)
-    return live.assemble(firsts, hosts, _allgather_text(comm, _look(comm, hosts, always=True)))
+    return survey_hosts(firsts, hosts, comm.Get_rank(), partial(_allgather_text, comm))
+
+
+def from_hosts(nodes: Sequence[int], hosts: Sequence[str], rank: int, share: Share) -> Topology:
+    """Return the topology of ranks whose nodes are known; all of them call this.
+
+    Args:
+        nodes: by rank, any number that identifies its node.
+        hosts: by rank, the name of its host.
+        rank: this one.
+        share: gives the text of every rank, in order, for that of this rank.
+    """
+    records = share(_look(rank, hosts, always=False))
+    if not any(records):
+        return from_nodes(nodes)
+    system = live.assemble(nodes, hosts, records)
+    if rank == 0:
+        for note in system.notes:
+            _logger.warning("%s", note)
+    return system.topology
+
+
+def survey_hosts(nodes: Sequence[int], hosts: Sequence[str], rank: int, share: Share) -> System:
+    """As ``from_hosts``, and return all that was found."""
+    return live.assemble(nodes, hosts, share(_look(rank, hosts, always=True)))
 
 
 def _nodes(comm: "MPI.Comm") -> tuple[list[int], list[str]]:
@@ -63,12 +82,11 @@ def _nodes(comm: "MPI.Comm") -> tuple[list[int], list[str]]:
     return firsts, hosts
 
 
-def _look(comm: "MPI.Comm", hosts: Sequence[str], *, always: bool) -> str:
+def _look(rank: int, hosts: Sequence[str], *, always: bool) -> str:
     """Return what this rank sees of its host; empty without GPUs, unless ``always``.
 
     No error leaves this function: the others wait for this rank.
     """
-    rank = comm.Get_rank()
     try:
         api = nvml.load()
         if api is None and not always:

@@ -125,7 +125,7 @@ def assemble(nodes: Sequence[int], hosts: Sequence[str], records: Sequence[str])
         tuple(joined.pci.values()),
         tuple(ranks),
         warnings=tuple(dict.fromkeys(joined.warnings)),
-        source="mpi",
+        source="job",
     )
 
 

@@ -211,7 +211,7 @@ def _devices(
             bound.setdefault(rank.cpus, []).append(rank.rank)
     for cpus, ranks in bound.items():
         name = "rank" if len(ranks) == 1 else "ranks"
-        lines.append(f"+ {name} {cpu_list(ranks)}, may run on CPUs {cpus} [mpi]")
+        lines.append(f"+ {name} {cpu_list(ranks)}, may run on CPUs {cpus} [{system.source}]")
     return lines
 
 

@@ -10,7 +10,8 @@ Words defined here:
   (between NUMA nodes); besides ``XGMI`` (AMD's links) and ``NET`` (different hosts).
 - **component**: GPUs that reach each other over NVLink, perhaps through others. **island**: GPUs
   that all have a direct link to each other (``topology.islands``).
-- **source** of a fact: ``nvml``, ``sysfs``, ``mpi``, ``file``, ``assumed``, with a word of detail.
+- **source** of a fact: ``nvml``, ``sysfs``, ``job`` (what ranks said), ``file``, ``assumed``, with
+  a word of detail.
 
 A reader must not assume that a fact is known: what nobody could say is None. ``NV12`` behind an
 NVSwitch is shared by all peers (``Gpu.switched``), between two GPUs it is theirs alone.

@@ -165,6 +165,22 @@ def gather(control: Transport, value: int) -> npt.NDArray[np.int64]:
     return rows[:, 0]
 
 
+def gather_text(control: Transport, text: str) -> list[str]:
+    """Return one text of every rank; all ranks call it."""
+    mine = text.encode()
+    sizes = gather(control, len(mine)).tolist()
+    longest = max(sizes)
+    if longest == 0:
+        return [""] * control.size
+    rows = np.zeros((control.size, longest), np.uint8)
+    rows[control.rank, : len(mine)] = np.frombuffer(mine, np.uint8)
+    others = [rank for rank in range(control.size) if rank != control.rank]
+    control.exchange(
+        dict.fromkeys(others, rows[control.rank]), {rank: rows[rank] for rank in others}
+    )
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
 def _machine() -> str:
     """Return what containers of one machine share and machines of one name do not."""
     try:

@@ -15,8 +15,7 @@ from topology.files import read_system
 from topology.nccl_writer import write_nccl
 from topology.report import report, verdict
 from topology.system import System
-from zcomm import environment, exits, launcher
-from zcomm.worlds import MpiWorld
+from zcomm import environment, launcher
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
 def look() -> System:
     """Return this host, or in a job all hosts; ``ZCOMM_TOPOLOGY`` replaces the levels of a job."""
     if launcher.started_size()[0]:
-        from topology.discover import survey
+        from zcomm import exits, worlds
 
-        world = launcher.world()
-        if world.Get_size() > 1:
-            exits.install(MpiWorld(world))
-        found = survey(world)
+        world = worlds.find(None, "auto")
+        if world.size > 1:
+            exits.install(world)
+        found = world.survey()
         spec = environment.text("ZCOMM_TOPOLOGY")
-        return replace(found, given=parse(spec, world.Get_size())) if spec else found
+        return replace(found, given=parse(spec, world.size)) if spec else found
     return live.machine(socket.gethostname(), nvml.load())
 
 

@@ -7,12 +7,15 @@ is, a transport of host memory among them, who is near whom, and how to end them
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import topology as topologies
 from topology import Topology
+from topology.discover import from_hosts, survey, survey_hosts
+from topology.system import System
 from zcomm import environment, launcher, placement
 from zcomm.transports.base import Transport
 from zcomm.transports.process_group import ProcessGroupTransport, host_group
@@ -72,6 +75,10 @@ class MpiWorld:
         """See :class:`World`."""
         return topologies.discover(self._comm)
 
+    def survey(self) -> System:
+        """Find out all about the hosts; all ranks call it."""
+        return survey(self._comm)
+
     def abort(self, code: int) -> None:
         """See :class:`World`."""
         self._comm.Abort(code)
@@ -98,15 +105,23 @@ class GroupWorld:
         return moves
 
     def discover(self) -> Topology:
-        """Take ranks of one host for a node."""
-        return topologies.from_nodes(placement.hosts(self.control).tolist())
+        """Take ranks of one host for a node, and look for NVLink as under MPI."""
+        return from_hosts(*self._places(), partial(placement.gather_text, self.control))
+
+    def survey(self) -> System:
+        """Find out all about the hosts; all ranks call it."""
+        return survey_hosts(*self._places(), partial(placement.gather_text, self.control))
+
+    def _places(self) -> tuple[list[int], list[str], int]:
+        nodes = placement.hosts(self.control).tolist()
+        return nodes, placement.gather_text(self.control, socket.gethostname()), self.rank
 
     def abort(self, code: int) -> None:
         """End this rank; the others find their connections closed, and their launcher ends them."""
         os._exit(code)
 
 
-def find(comm: Any, transport: str) -> World:
+def find(comm: Any, transport: str) -> MpiWorld | GroupWorld:
     """Return the ranks to communicate with.
 
     Args:

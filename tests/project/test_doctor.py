@@ -185,7 +185,7 @@ def test_command_of_another_package_gets_its_arguments(registered, capsys):
 
 
 def test_error_of_a_command_is_one_line(registered, capsys):
-    assert cli.main(["greet", "fail"]) == 1
+    assert cli.main(["greet", "fail"]) == 2
     assert capsys.readouterr().err == "zcomm greet: this word is not possible\n"
 
 

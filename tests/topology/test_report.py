@@ -119,8 +119,8 @@ def test_a_job_without_gpus():
     )
     assert lines[3] == "rank0  X      SYS    NET    NET"
     assert lines[5] == "rank2  NET    NET    X      ?"
-    assert "  + rank 1, may run on CPUs 4-7 [mpi]" in lines
-    assert "+ ranks 2-3, may run on CPUs 0-7 [mpi]" in lines
+    assert "  + rank 1, may run on CPUs 4-7 [file]" in lines
+    assert "+ ranks 2-3, may run on CPUs 0-7 [file]" in lines
     assert lines[-2:] == ["  node: 0 1 | 2 3", "  network: 0 1 2 3"]
 
 
@@ -155,9 +155,9 @@ def test_command(tmp_path, capsys):
 def test_command_with_a_file_that_is_none(tmp_path, capsys):
     path = tmp_path / "notes.txt"
     path.write_text("nothing")
-    assert cli.main(["topo", "--file", str(path)]) == 1
+    assert cli.main(["topo", "--file", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"zcomm topo: topology file '{path}': it begins with")
-    assert cli.main(["topo", "--file", str(tmp_path / "absent")]) == 1
+    assert cli.main(["topo", "--file", str(tmp_path / "absent")]) == 2
     assert "cannot be read (No such file or directory)" in capsys.readouterr().err
 
 

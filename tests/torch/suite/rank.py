@@ -60,7 +60,9 @@ def run(name: str) -> tuple[str, str]:
         limit = distributed_test.CUSTOM_PG_TIMEOUT.get(name)
         timeout = LIMIT if limit is None else timedelta(seconds=limit)
         dist.init_process_group(BACKEND, store=store, rank=RANK, world_size=SIZE, timeout=timeout)
+        test._barrier()
         getattr(test, name)()
+        test._barrier()  # nobody leaves the group while another's test runs
     except unittest.SkipTest as skip:
         return "skipped", str(skip)
     except SystemExit as end:
