@@ -228,8 +228,10 @@ def check_written(x: Any) -> None:
     """Check, before anything is sent, that an array can be written.
 
     Raises:
+        TypeError: it is no array, or a sparse one.
         ValueError: it is read-only, or several of its elements are one (an expanded tensor).
     """
+    dtype_name(x)  # refuses what is no dense array
     if isinstance(x, np.ndarray) and not x.flags.writeable:
         raise ValueError(f"array of shape {x.shape} is read-only: it cannot be written")
     if is_torch(x) and any(
