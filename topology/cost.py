@@ -179,25 +179,36 @@ def _kept_busy(stages: Sequence[_Stage], resource: int, pieces: Pieces) -> float
 GIGA = 1e9
 
 LINKS = {
-    # One way, of one rank. NVLink: all links of a GPU (NCCL's topo.h has 20, 20, 20.6 and 40.1 GB/s
-    # for one of sm70, sm80, sm90, sm100, and GPUs have 6, 12, 18, 18); PCIe: 16 lanes.
+    # One way, of one rank. NVLink: all links of a GPU, of which sm60 to sm100 have 4, 6, 12, 4, 18
+    # and 18 (NCCL's topo.h has 18, 20, 20, 12, 20.6 and 40.1 GB/s for one); PCIe: 16 lanes.
+    "nvlink sm60": Link(8e-6, 72 * GIGA),
     "nvlink sm70": Link(8e-6, 120 * GIGA),
     "nvlink sm80": Link(8e-6, 240 * GIGA),
+    "nvlink sm86": Link(8e-6, 48 * GIGA),
     "nvlink sm90": Link(8e-6, 370.8 * GIGA),
     "nvlink sm100": Link(8e-6, 721.8 * GIGA),
     "pcie gen3": Link(12e-6, 12 * GIGA),
     "pcie gen4": Link(12e-6, 24 * GIGA),
     "pcie gen5": Link(12e-6, 48 * GIGA),
     "pcie gen6": Link(12e-6, 96 * GIGA),
-    "socket": Link(12e-6, 10 * GIGA),
     "shared memory": Link(20e-6, 4 * GIGA),
-    # One way, of a node, to be shared by its ranks.
+    # One way, of a node, to be shared by its ranks. Sockets: NCCL's, by processor.
+    "socket": Link(12e-6, 10 * GIGA),
+    "socket broadwell": Link(12e-6, 6 * GIGA),
+    "socket skylake": Link(12e-6, 10 * GIGA),
+    "socket sapphire rapids": Link(12e-6, 22 * GIGA),
+    "socket emerald rapids": Link(12e-6, 40 * GIGA),
+    "socket amd": Link(12e-6, 16 * GIGA),
+    "socket arm": Link(12e-6, 6 * GIGA),
+    "socket power9": Link(12e-6, 32 * GIGA),
     "ethernet 1gbit": Link(60e-6, 0.119 * GIGA),
     "ethernet 10gbit": Link(50e-6, 1.19 * GIGA),
     "ethernet 25gbit": Link(30e-6, 2.98 * GIGA),
     "ethernet 100gbit": Link(30e-6, 11.9 * GIGA),
     "infiniband 100gbit": Link(15e-6, 12 * GIGA),
+    "infiniband 200gbit": Link(15e-6, 24 * GIGA),
     "infiniband 400gbit": Link(15e-6, 48 * GIGA),
+    "infiniband 800gbit": Link(15e-6, 96 * GIGA),
 }
 """Kinds of links, where nothing was measured: latency of one hop of ours, and bandwidth."""
 
@@ -224,13 +235,34 @@ def assumed(ranks_inside: Sequence[int], *, device: bool = False) -> Machine:
     """Return constants for a job of which nothing was measured.
 
     Args:
-        ranks_inside: for every level, innermost first, how many ranks share one of its links. Level
-            0 is taken to be shared memory, or NVLink, the others a network of 1 Gbit/s, or of
-            100 Gbit/s for devices: where it is not, measure (``zcomm tune``).
+        ranks_inside: for every level, innermost first, how many ranks share one of its links; 1 at
+            level 0, which is taken to be shared memory, or NVLink, the others a network of
+            1 Gbit/s, or of 100 Gbit/s for devices: where it is not, measure (``zcomm tune``).
         device: arrays lie on devices.
     """
-    inner = LINKS["nvlink sm80" if device else "shared memory"]
-    outer = LINKS["infiniband 100gbit" if device else "ethernet 1gbit"]
-    links = [inner] + [shared(outer, number) for number in ranks_inside[1:]]
+    inner = "nvlink sm80" if device else "shared memory"
+    outer = "infiniband 100gbit" if device else "ethernet 1gbit"
+    return of_links([inner] + [outer] * len(ranks_inside[1:]), ranks_inside, device=device)
+
+
+def of_links(kinds: Sequence[str], ranks_inside: Sequence[int], *, device: bool = False) -> Machine:
+    """Return constants for a job whose levels are joined by links of these kinds.
+
+    Args:
+        kinds: names of :data:`LINKS`, innermost level first.
+        ranks_inside: for every level, how many ranks share one of its links; what each rank has of
+            its own, as NVLink, is shared by one.
+        device: arrays lie on devices.
+
+    Raises:
+        ValueError: a kind that is not known, or not as many of both.
+    """
+    unknown = [kind for kind in kinds if kind not in LINKS]
+    if unknown:
+        raise ValueError(f"link {unknown[0]!r} is unknown; possible: {', '.join(LINKS)}")
+    if len(kinds) != len(ranks_inside):
+        raise ValueError(f"{len(kinds)} kinds of links for {len(ranks_inside)} levels")
+    pairs = zip(kinds, ranks_inside, strict=True)
+    links = tuple(shared(LINKS[kind], number) for kind, number in pairs)
     speeds = _DEVICE_SPEEDS if device else _HOST_SPEEDS
-    return Machine(tuple(links), speeds, call=60e-6, piece=40e-6)
+    return Machine(links, speeds, call=60e-6, piece=40e-6)

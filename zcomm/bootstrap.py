@@ -96,8 +96,13 @@ def start(
     min_numel: int = DEFAULT_MIN_NUMEL,
     abort: bool = True,
     seed: int = 0,
+    name: str = "world",
+    stream: Stream | None = None,
 ) -> Communicator:
-    """Return the communicator of a world, see :func:`init`."""
+    """Return the communicator of a world, see :func:`init`.
+
+    Messages say its ``name``. Its operations run in ``stream``, else in that of the process.
+    """
     hooked = abort and world.size > 1
     if hooked:
         exits.install(world)
@@ -125,7 +130,9 @@ def start(
         _STREAM.append(Stream())
     tuned = _tuning(channel, moves.name)
     channel = replace(channel, transport=moves, device=place)
-    made = Communicator(channel, _STREAM[0], min_numel=min_numel, tuning=tuned, owner=moves)
+    made = Communicator(
+        channel, stream or _STREAM[0], min_numel=min_numel, tuning=tuned, name=name, owner=moves
+    )
     if hooked:
         exits.watch(made)
     return made

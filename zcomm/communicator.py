@@ -266,7 +266,7 @@ class Communicator:
             return self._run_ready(ready, async_op, x)
         items = arguments.all_in_place(x)
         arguments.check_op(op, [item.layout.dtype for item in items])
-        codecs = self._planner.codecs("all_reduce", codec, items, self.min_numel, op)
+        codecs = self._planner.codecs("all_reduce", codec, _layouts(items), self.min_numel, op)
         if any(codecs):
             items = [arguments.narrow_in_place(item) for item in items]
         tensors = tuple((item.full.dtype, item.full.numel) for item in items)
@@ -521,7 +521,7 @@ class Communicator:
         self, items: list[Item], codec: CodecSpec, algorithm: str, min_numel: int
     ) -> tuple[Plan, list[Item]]:
         """Return the plan of an all_gather, and its items as they travel."""
-        codecs = self._planner.codecs("all_gather", codec, items, min_numel)
+        codecs = self._planner.codecs("all_gather", codec, _layouts(items), min_numel)
         if any(codecs):
             items = [arguments.narrow_gather(item) for item in items]
         made = self._planner.plan(
@@ -561,7 +561,7 @@ class Communicator:
         keep: Callable[[str, Plan, Reduction], None] | None = None,
     ) -> Any:
         arguments.check_op(op, [item.layout.dtype for item in items])
-        codecs = self._planner.codecs("reduce_scatter", codec, items, min_numel, op)
+        codecs = self._planner.codecs("reduce_scatter", codec, _layouts(items), min_numel, op)
         if any(codecs):
             items = [arguments.narrow_reduce(item) for item in items]
         layouts = [item.layout for item in items]
@@ -632,3 +632,7 @@ class Communicator:
         if not 0 <= rank < self.size or (other and rank == self.rank):
             possible = f"0 to {self.size - 1}" + (f" but {self.rank}, this rank" if other else "")
             raise ValueError(f"rank {rank} is not a peer; possible: {possible}")
+
+
+def _layouts(items: list[Item]) -> list[Layout]:
+    return [item.layout for item in items]

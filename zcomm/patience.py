@@ -23,7 +23,11 @@ def limit() -> float:
 
 def source() -> str:
     """Say where the limit comes from, for messages."""
-    return "ZCOMM_TIMEOUT sets the limit" if _LIMIT.get() is None else "the caller set the limit"
+    return (
+        "ZCOMM_TIMEOUT sets the limit"
+        if _LIMIT.get() is None
+        else "the caller's timeout sets the limit"
+    )
 
 
 @contextlib.contextmanager

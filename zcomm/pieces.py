@@ -28,11 +28,16 @@ CUT = 4096
 """Segments are cut at multiples of this many elements from their start: whole blocks, always."""
 
 SMALLEST_NBYTES = 32 * 1024
-LARGEST_NBYTES = 144 * 1024
+USUAL_NBYTES = 144 * 1024
 """A piece has so many bytes of a shard on the wire: less costs Python, more costs overlap."""
 
-LARGEST_INSIDE_NBYTES = 512 * 1024
-"""The same, where no network is crossed and a message costs nothing but copies."""
+LARGEST_NBYTES = 512 * 1024
+"""Where a shard is long enough to be many pieces they grow up to this size, since a message costs
+a core a quarter of a millisecond whatever it holds. Where no network is crossed a message costs
+nothing but copies, and all pieces have this size."""
+
+MANY = 8
+"""Pieces are larger than usual where they are so many."""
 
 IN_FLIGHT = 8
 IN_FLIGHT_INSIDE = 4
@@ -91,7 +96,8 @@ def _extent(plan: Plan, weights: Sequence[float]) -> tuple[float, float]:
     )
     if not weights or not plan.hops or plan.draws:
         return longest, longest
-    largest = plan.piece_nbytes or (LARGEST_INSIDE_NBYTES if _inside(plan) else LARGEST_NBYTES)
+    usual = LARGEST_NBYTES if _inside(plan) else max(USUAL_NBYTES, longest / MANY)
+    largest = plan.piece_nbytes or min(usual, LARGEST_NBYTES)
     slot = slot_nbytes(plan) / _num_inside(plan) - CUT * max(weights)  # see _rooms
     return longest, max(min(longest / SHARE, largest, slot), SMALLEST_NBYTES)
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
-from zcomm.arguments import Item
 from zcomm.arrays import FLOATING
 from zcomm.codecs import Codec
 from zcomm.hops import (
@@ -48,23 +47,28 @@ class Planner:
         self._said: set[object] = set()
 
     def codecs(
-        self, operation: str, spec: CodecSpec, items: list[Item], min_numel: int, op: str = "sum"
+        self,
+        operation: str,
+        spec: CodecSpec,
+        layouts: Sequence[Layout],
+        min_numel: int,
+        op: str = "sum",
     ) -> tuple[Codec | None, ...]:
         """Return the codecs to use, one per level; all None where the message is too small.
 
         Raises:
-            ValueError: a codec for items none of which is floating point, or too few or many.
+            ValueError: a codec for layouts none of which is floating point, or too few or many.
         """
         codecs = parse_codecs(spec, len(self._topology.levels))
         if not any(codecs):
             return codecs
         check_codecs(operation, codecs, self._topology, op)
-        dtypes = [item.layout.dtype for item in items]
+        dtypes = [layout.dtype for layout in layouts]
         if dtypes and not FLOATING.intersection(dtypes):
             raise ValueError(
                 f"{operation} of {', '.join(sorted(set(dtypes)))}: a codec needs floating point"
             )
-        numel = sum(item.layout.numel for item in items)
+        numel = sum(layout.numel for layout in layouts)
         if numel >= min_numel:
             return codecs
         self._say_once(

@@ -45,6 +45,11 @@ def _scaled(hop: cost.Hop, part: float) -> cost.Hop:
 
 def cost_hops(plan: Plan) -> tuple[cost.Hop, ...]:
     """Return a plan in the plain numbers of the cost model."""
+    found: tuple[cost.Hop, ...] = plan.memo("cost hops", 0, lambda made, _: _cost_hops(made))
+    return found
+
+
+def _cost_hops(plan: Plan) -> tuple[cost.Hop, ...]:
     if not plan.hops:
         return ()
     gathers = plan.operation == "all_gather"

@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from zcomm.arrays import ITEMSIZE, View, dtype_name
 from zcomm.codecs import kernels
-from zcomm.collectives.all_gather import all_gather
-from zcomm.collectives.reduce_scatter import reduce_scatter
+from zcomm.collectives import all_gather, reduce_scatter
 from zcomm.collectives.small import Table, fits, reduces, whole
 from zcomm.collectives.wire import Reduction, nested_reduce
 from zcomm.plan import AllReduce, Plan, WireFormat
@@ -232,6 +231,20 @@ class _TorchPort:
         self.nbytes = x.numel() * x.element_size()
         self._dtype = x.dtype
         self._shape = tuple(x.shape)
+        self._bytes = ctypes.c_ubyte * self.nbytes
+        self._last: tuple[int, npt.NDArray[np.uint8]] = 0, np.empty(0, np.uint8)
+
+    def _memory(self, x: Any) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor, for as long as it lives: a call reads and writes them.
+
+        The last ones are kept, by their address: calls tend to come with the same tensor again.
+        """
+        address = x.data_ptr()
+        kept, memory = self._last
+        if kept != address:
+            memory = np.frombuffer(self._bytes.from_address(address), np.uint8)
+            self._last = address, memory
+        return memory
 
     @staticmethod
     def fits(x: Any) -> bool:
@@ -264,19 +277,19 @@ class _TorchPort:
 
     def reader(self, memory: npt.NDArray[np.uint8]) -> Call:
         """Return what copies a tensor into ``memory``."""
-        address, nbytes = memory.ctypes.data, self.nbytes
+        target, find = memory[: self.nbytes], self._memory
 
         def read(x: Any) -> None:
-            ctypes.memmove(address, x.data_ptr(), nbytes)
+            target[...] = find(x)
 
         return read
 
     def writer(self, memory: npt.NDArray[np.uint8]) -> Call:
         """Return what copies ``memory`` into a tensor."""
-        address, nbytes = memory.ctypes.data, self.nbytes
+        source, find = memory[: self.nbytes], self._memory
 
         def write(x: Any) -> None:
-            ctypes.memmove(x.data_ptr(), address, nbytes)
+            find(x)[...] = source
 
         return write
 
@@ -358,11 +371,12 @@ def _large_gather(table: Table, words: str, plan: Plan, out_dtype: str, port: _P
     layout = plan.layouts[0]
     shard = port.viewer(layout.dtype, layout.shard_numel(channel.rank))
     full = port.viewer(out_dtype, layout.numel)
+    execute = all_gather.kept(channel, plan, (layout.dtype, out_dtype))
 
     def call(x: Any, out: Any) -> Any:
         guard.open(words)
         made = port.empty(rows) if out is None else out
-        all_gather(channel, plan, (shard(x),), (full(made),), NO_DRAWS)
+        execute((shard(x),), (full(made),), NO_DRAWS)
         guard.settle()
         return made
 
@@ -375,10 +389,11 @@ def _large_reduction(
     channel, guard, layout = table.channel, table.guard, plan.layouts[0]
     full = port.viewer(layout.dtype, layout.numel)
     shard = port.viewer(out_dtype, layout.shard_numel(channel.rank))
+    execute = reduce_scatter.kept(channel, plan, (layout.dtype, out_dtype), reduction)
 
     def call(x: Any, out: Any) -> Any:
         guard.open(words)
-        reduce_scatter(channel, plan, (full(x),), (shard(out),), reduction, NO_DRAWS)
+        execute((full(x),), (shard(out),), NO_DRAWS)
         guard.settle()
         return out
 

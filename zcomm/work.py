@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from zcomm.collectives.idle import beside
 from zcomm.device import Device, Lane
 from zcomm.errors import ZcommError
 
@@ -40,8 +41,14 @@ class Work(Generic[T]):
     means: what the caller enqueues after it comes after the operation; the host does not wait.
     """
 
-    def __init__(self, function: Callable[[], T], join: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[[], T],
+        waiting: list[int],
+        join: Callable[[], None] | None = None,
+    ) -> None:
         self._function: Callable[[], T] | None = function
+        self._waiting = waiting
         self._join = join
         self._finished = threading.Event()
         self._result: T | None = None
@@ -67,7 +74,12 @@ class Work(Generic[T]):
 
     def wait(self) -> T:
         """Wait for the operation and return its result; raises what it raised."""
-        self._finished.wait()
+        if not self._finished.is_set():
+            self._waiting.append(1)
+            try:
+                self._finished.wait()
+            finally:
+                self._waiting.pop()
         self.awaited = True
         if self.error is not None:
             raise self.error
@@ -93,6 +105,8 @@ class Stream:
         self._process = os.getpid()
         self._forks = _FORKS[0]
         self._lanes: dict[int, Lane] = {}
+        self._waiting: list[int] = []
+        """As long as there are threads that wait for an operation: appended to and popped whole."""
 
     def lane(self, device: Device) -> Lane:
         """Return the lane of a device, the same at every call."""
@@ -121,7 +135,7 @@ class Stream:
     def submit(self, function: Callable[[], T], join: Callable[[], None] | None = None) -> Work[T]:
         """Queue an operation and return at once; ``join`` is called when it is awaited."""
         self._check_process()
-        work = Work(function, join)
+        work = Work(function, self._waiting, join)
         with self._condition:
             if self._stopped:
                 raise ZcommError("the communicator is closed")
@@ -150,6 +164,7 @@ class Stream:
             self._thread.join()
 
     def _serve(self) -> None:
+        beside.computing = lambda: not self._waiting
         while True:
             with self._condition:
                 self._condition.wait_for(

@@ -77,19 +77,19 @@ class MemoryCommand:
             estimate(config, model, num_ranks=num_ranks, ranks_per_node=per_node)
             for config in configs
         ]
+        offload = Offload(arguments.offload_optimizer, arguments.offload_params)
+        placed = {
+            config.stage: offloaded(offload, config, model, found, num_ranks=num_ranks)
+            for config, found in zip(configs, columns, strict=True)
+            if offload != Offload()
+            if offload.possible(config.stage) or arguments.stage is not None
+        }
         console = Console(width=100, highlight=False)
         console.print(
             f"{model.numel:g} parameters, {num_ranks} ranks, {per_node} a node; GB of each rank"
         )
         console.print(table(list(stages), columns))
-        offload = Offload(arguments.offload_optimizer, arguments.offload_params)
-        if offload != Offload():
-            pairs = zip(configs, columns, strict=True)
-            placed = {
-                config.stage: offloaded(offload, config, model, found, num_ranks=num_ranks)
-                for config, found in pairs
-                if offload.possible(config.stage) or arguments.stage is not None
-            }
+        if placed:
             console.print(
                 "Offload as ZeRO-Offload (stage 2) and ZeRO-Infinity (stage 3) have it, without"
                 " buffers of\ntransfers; zero itself cannot offload yet"

@@ -76,7 +76,7 @@ def shard(
     if is_sharded(model) or is_sharded(optimizer):
         raise ValueError("this model or optimizer is already sharded")
     check_elementwise(optimizer)
-    config = _without_differences(config, comm)
+    config = without_differences(config, comm)
     tensor_parallel = use_local_parts(model, optimizer)
     trained = trained_parameters(optimizer, model)
     _say_untrained(model, trained)
@@ -87,7 +87,7 @@ def shard(
     units = _make_units(model, found, layouts, comm, config, init)
     for tensor in model.buffers():
         _broadcast(comm, tensor)
-    engine = _assemble(comm, config, units)
+    engine = assemble(comm, config, units)
     prefer_fused(optimizer)
     replace_parameters(optimizer, units)
     for unit in units:
@@ -108,7 +108,7 @@ def shard(
     return model, optimizer
 
 
-def _without_differences(config: Config, comm: Communicator) -> Config:
+def without_differences(config: Config, comm: Communicator) -> Config:
     """Where all ranks are one node there is nobody to send differences to."""
     if config.secondary != "persistent" or len(groups_of(comm.topology, "node")) > 1:
         return config
@@ -129,7 +129,7 @@ def _make_units(
 
     def make(unit: UnitModules) -> Unit:
         number = found.index(unit)
-        units[number] = _make_unit(number, unit, layouts[number], comm, config)
+        units[number] = make_unit(number, unit, layouts[number], comm, config)
         return units[number]
 
     def make_and_hide(unit: UnitModules) -> None:
@@ -150,13 +150,14 @@ def _make_units(
     return tuple(units[number] for number in range(len(found)))
 
 
-def _make_unit(
+def make_unit(
     number: int,
     found: UnitModules,
     layouts: tuple[BufferLayout, ...],
     comm: Communicator,
     config: Config,
 ) -> Unit:
+    """Return a unit that is whole, with masters; parameters are those of rank 0. A collective."""
     parameters = dict(found.parameters)
     buffers = []
     for layout in layouts:
@@ -195,7 +196,8 @@ def _make_masters(buffer: Buffer, comm: Communicator, config: Config) -> None:
         buffer.masters.append(Master(run, owner, tensor, value))
 
 
-def _assemble(comm: Communicator, config: Config, units: tuple[Unit, ...]) -> Engine:
+def assemble(comm: Communicator, config: Config, units: tuple[Unit, ...]) -> Engine:
+    """Return what gathers, reduces, steps and publishes units. A collective."""
     secondary = None
     if config.secondary is not None:
         codes = config.secondary_codec is not None

@@ -79,6 +79,8 @@ def test_ratios_are_of_ours_to_each_baseline_that_ran():
     }
     found = {(r.name, r.baseline): (r.speed, r.link) for r in ratios(rows)}
     assert found == {("zero3", "fsdp2"): (2.0, 0.5), ("zeropp", "fsdp2"): (5.0, 0.125)}
+    rows["fsdp2+zcomm"] = row("fsdp2+zcomm", speed=300.0, link=19.0)
+    assert ("fsdp2+zcomm", "fsdp2") in {(r.name, r.baseline) for r in ratios(rows)}
     assert ratios({"zeropp": rows["zeropp"]}) == []
     nothing = {"fsdp2": row("fsdp2", link=0.0), "zero3": row("zero3", link=0.0)}
     assert [ratio.link for ratio in ratios(nothing)] == [None]
@@ -93,6 +95,9 @@ def test_losses_are_judged_in_every_step_by_the_bound_of_the_peer():
     }
     found = {v.name: (round(v.difference, 6), v.holds) for v in judge(rows)}
     assert found == {"ddp": (0.006, False), "zero3": (-0.004, True), "zeropp": (0.019, True)}
+    rows["fsdp2+zcomm"] = row("fsdp2+zcomm", losses=(2.0, 1.019))
+    assert all(verdict.holds for verdict in judge(rows) if verdict.name == "fsdp2+zcomm")
+    del rows["fsdp2+zcomm"]
     rows["zeropp"] = row("zeropp", losses=(2.0, 1.021))
     assert [v.holds for v in judge(rows)] == [False, True, False]
 
@@ -210,7 +215,8 @@ def test_a_peer_that_is_not_installed_is_listed_as_absent(launched, monkeypatch,
     monkeypatch.setitem(registry.PEERS, "deepspeed", missing)
     path = tmp_path / "rows.jsonl"
     assert driver.main([*TINY.split(), "-J", str(path)]) == 0
-    assert launched == ["alone", "fsdp2", "ddp", "zero3", "zeropp"]
+    others = ["ddp", "fsdp2+codecs", "fsdp2+zcomm", "zero3", "zeropp"]
+    assert launched == ["alone", "fsdp2", *others]
     printed = capsys.readouterr().out
     assert "a_package_that_is_not_there is not" in printed
     objects = objects_in(path)

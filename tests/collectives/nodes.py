@@ -18,13 +18,13 @@ def cut_small(monkeypatch, nbytes=1):
     """Let pieces have as few elements as can be: 4096."""
     monkeypatch.setattr(pieces, "SMALLEST_NBYTES", nbytes)
     monkeypatch.setattr(pieces, "LARGEST_NBYTES", nbytes)
-    monkeypatch.setattr(pieces, "LARGEST_INSIDE_NBYTES", nbytes)
+    monkeypatch.setattr(pieces, "USUAL_NBYTES", nbytes)
     monkeypatch.setattr(pipeline, "SMALL_NBYTES", 0)
 
 
 def uncut(monkeypatch):
     """Let every operation be one piece."""
-    for name in ("SMALLEST_NBYTES", "LARGEST_NBYTES", "LARGEST_INSIDE_NBYTES"):
+    for name in ("SMALLEST_NBYTES", "LARGEST_NBYTES", "USUAL_NBYTES"):
         monkeypatch.setattr(pieces, name, 1 << 60)
 
 

@@ -165,3 +165,27 @@ def test_work_on_groups_and_the_world_runs_in_the_order_of_issue():
         assert (x == 2.0**30).all()
 
     on("2x2", program)
+
+
+def test_among_needs_no_message_and_keeps_the_order_given():
+    def program(comm):
+        if comm.rank in (0, 3, 4):
+            comm.traffic.reset()
+            group = comm.among([4, 0, 3])
+            assert wire(comm, "all_gather") == {}
+            assert members(comm, group) == [4, 0, 3]
+            every_operation(group)
+
+    on("2x3", program)
+
+
+def test_among_refuses_ranks_that_cannot_be():
+    def program(comm):
+        for ranks in ([0, 1, 1], [0, 1, 6]):
+            with pytest.raises(ValueError, match="different ones of 0 to 5"):
+                comm.among(ranks)
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        with pytest.raises(ValueError, match=f"rank {comm.rank} is not among"):
+            comm.among(others)
+
+    on("2x3", program)

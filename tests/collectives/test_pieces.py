@@ -12,7 +12,7 @@ from tests.collectives.dtypes import as_array, assert_bits, drawn, stored_in
 from tests.collectives.nodes import cut_small, share_memory, slow, uncut
 from tests.collectives.worlds import WORLDS, Never, algorithms, caught, on, wire
 from tests.marks import one_in
-from zcomm import CollectiveTimeout, hops
+from zcomm import CollectiveTimeout, hops, pieces
 from zcomm.collectives import all_gather, reduce_scatter
 from zcomm.layout import Layout, Segment
 from zcomm.pieces import slot_nbytes
@@ -436,3 +436,18 @@ def test_the_first_pieces_and_the_last_are_smaller():
     assert sizes[0] <= largest / 3
     assert sizes[-1] <= largest / 2
     assert sum(sizes) == 2 << 20
+
+
+def test_pieces_are_larger_where_a_shard_is_long():
+    def largest(topology, numel, codec=None):
+        layout = Layout.even("bfloat16", numel, 4)
+        codecs = hops.parse_codecs(codec, len(WORLDS[topology].levels))
+        made = hops.make("all_gather", [layout], WORLDS[topology], codecs=codecs)
+        sizes = [piece.plan.messages(0, 0)[0].wire_nbytes for piece in made.pieces]
+        assert sum(sizes) >= made.messages(0, 0)[0].wire_nbytes
+        return max(sizes)
+
+    step = 2 * pieces.CUT
+    assert largest("2x2", 1 << 21) <= pieces.USUAL_NBYTES + step
+    assert largest("2x2", 1 << 25, "int8") > pieces.USUAL_NBYTES + step
+    assert 0.75 * pieces.LARGEST_NBYTES < largest("4x1", 1 << 25) <= pieces.LARGEST_NBYTES + step

@@ -105,3 +105,34 @@ def test_assumed_constants_share_a_link_among_the_ranks_of_a_node():
     device = cost.assumed([1, 8], device=True)
     assert device.links[1].bandwidth == pytest.approx(1.5e9)
     assert device.links[0].bandwidth > 100 * machine.links[0].bandwidth / 4
+
+
+# GB/s of one link in NCCL's topo.h, and links of a GPU.
+NVLINK = {"sm60": (18, 4), "sm70": (20, 6), "sm80": (20, 12), "sm86": (12, 4), "sm90": (20.6, 18)}
+
+
+@pytest.mark.parametrize(("architecture", "links"), NVLINK.items())
+def test_nvlink_is_all_links_of_a_gpu(architecture, links):
+    each, number = links
+    bandwidth = cost.LINKS[f"nvlink {architecture}"].bandwidth
+    assert bandwidth == pytest.approx(each * number * 1e9)
+
+
+def test_constants_of_named_links_are_shared_among_the_ranks_that_use_them():
+    kinds = ["nvlink sm90", "socket amd", "infiniband 400gbit"]
+    machine = cost.of_links(kinds, [1, 4, 8], device=True)
+    assert [link.bandwidth for link in machine.links] == pytest.approx([370.8e9, 4e9, 6e9])
+    hops = [Hop((), (Sends(2, 6e9),))]
+    assert seconds(machine, hops) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "inside", "message"),
+    [
+        (["nvlink sm91"], [1], "link 'nvlink sm91' is unknown; possible: nvlink sm60"),
+        (["nvlink sm90"], [1, 8], "1 kinds of links for 2 levels"),
+    ],
+)
+def test_links_that_cannot_be_are_an_error(kinds, inside, message):
+    with pytest.raises(ValueError, match=message):
+        cost.of_links(kinds, inside)

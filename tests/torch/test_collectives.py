@@ -3,6 +3,8 @@
 Every rank knows the inputs of all.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -51,36 +53,35 @@ def assert_equal(got: torch.Tensor, expected: np.ndarray | torch.Tensor) -> None
     assert torch.equal(got, expected.to(got.dtype).reshape(got.shape)), (got, expected)
 
 
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS], ids=str)
 @pytest.mark.parametrize("op", SUMS, ids=str)
-def test_all_reduce(op, dtype: torch.dtype, numel: int):
-    x = values(dist.get_rank(), numel, dtype)
-    dist.all_reduce(x, op)
-    assert_equal(x, SUMS[op](stacked(everybodys(numel, dtype))))
+def test_all_reduce(op):
+    for dtype, numel in product([*INTEGERS, *FLOATS], SIZES):
+        x = values(dist.get_rank(), numel, dtype)
+        dist.all_reduce(x, op)
+        assert_equal(x, SUMS[op](stacked(everybodys(numel, dtype))))
 
 
-@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
-def test_all_reduce_of_complex_numbers(dtype: torch.dtype):
-    x = values(dist.get_rank(), 9, dtype)
-    dist.all_reduce(x)
-    assert_equal(x, stacked(everybodys(9, dtype)).sum(0))
+def test_all_reduce_of_complex_numbers():
+    for dtype in COMPLEX:
+        x = values(dist.get_rank(), 9, dtype)
+        dist.all_reduce(x)
+        assert_equal(x, stacked(everybodys(9, dtype)).sum(0))
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_all_reduce_average(dtype: torch.dtype):
-    x = values(dist.get_rank(), 33, dtype)
-    dist.all_reduce(x, dist.ReduceOp.AVG)
-    assert_equal(x, stacked(everybodys(33, dtype)).mean(0))
+def test_all_reduce_average():
+    for dtype in FLOATS:
+        x = values(dist.get_rank(), 33, dtype)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        assert_equal(x, stacked(everybodys(33, dtype)).mean(0))
 
 
 @pytest.mark.parametrize("op", BITS, ids=str)
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_all_reduce_of_bits(op, dtype: torch.dtype):
-    x = values(dist.get_rank(), 33, dtype)
-    dist.all_reduce(x, op)
-    rows = np.stack([each.numpy() for each in everybodys(33, dtype)])
-    assert_equal(x, BITS[op].reduce(rows))
+def test_all_reduce_of_bits(op):
+    for dtype in INTEGERS:
+        x = values(dist.get_rank(), 33, dtype)
+        dist.all_reduce(x, op)
+        rows = np.stack([each.numpy() for each in everybodys(33, dtype)])
+        assert_equal(x, BITS[op].reduce(rows))
 
 
 def test_all_reduce_of_bool_is_a_logical_or():
@@ -124,13 +125,12 @@ def test_reduce(op, numel: int):
         assert_equal(x, before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("numel", SIZES)
-def test_broadcast(dtype: torch.dtype, numel: int):
-    root = dist.get_world_size() - 1
-    x = values(dist.get_rank(), numel, dtype)
-    dist.broadcast(x, root)
-    assert_equal(x, values(root, numel, dtype))
+def test_broadcast():
+    for dtype, numel in product(DTYPES, SIZES):
+        root = dist.get_world_size() - 1
+        x = values(dist.get_rank(), numel, dtype)
+        dist.broadcast(x, root)
+        assert_equal(x, values(root, numel, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex32, torch.uint16], ids=str)
@@ -143,17 +143,16 @@ def test_dtypes_that_are_only_moved(dtype: torch.dtype):
         assert_equal(out.view(torch.uint8), torch.arange(24) + peer)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("numel", SIZES)
-def test_all_gather(dtype: torch.dtype, numel: int):
-    own = values(dist.get_rank(), numel, dtype)
-    outs = [torch.zeros(numel, dtype=dtype) for _ in range(dist.get_world_size())]
-    dist.all_gather(outs, own)
-    for out, expected in zip(outs, everybodys(numel, dtype), strict=True):
-        assert_equal(out, expected)
-    whole = torch.zeros(numel * len(outs), dtype=dtype)
-    dist.all_gather_single(whole, own)
-    assert_equal(whole, torch.cat(everybodys(numel, dtype)))
+def test_all_gather():
+    for dtype, numel in product(DTYPES, SIZES):
+        own = values(dist.get_rank(), numel, dtype)
+        outs = [torch.zeros(numel, dtype=dtype) for _ in range(dist.get_world_size())]
+        dist.all_gather(outs, own)
+        for out, expected in zip(outs, everybodys(numel, dtype), strict=True):
+            assert_equal(out, expected)
+        whole = torch.zeros(numel * len(outs), dtype=dtype)
+        dist.all_gather_single(whole, own)
+        assert_equal(whole, torch.cat(everybodys(numel, dtype)))
 
 
 def test_all_gather_of_uneven_tensors():
@@ -200,18 +199,18 @@ def test_coalesced_operations_travel_together():
     assert_equal(sums[1], torch.full((2,), float(size)))
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("op", SUMS, ids=str)
-def test_reduce_scatter(op, dtype: torch.dtype):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    full = values(rank, size * 5, dtype)
-    expected = SUMS[op](stacked(everybodys(size * 5, dtype)))[rank * 5 : rank * 5 + 5]
-    out = torch.zeros(5, dtype=dtype)
-    dist.reduce_scatter(out, list(full.chunk(size)), op)
-    assert_equal(out, expected)
-    out.zero_()
-    dist.reduce_scatter_single(out, full, op)
-    assert_equal(out, expected)
+def test_reduce_scatter(op):
+    for dtype in FLOATS:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        full = values(rank, size * 5, dtype)
+        expected = SUMS[op](stacked(everybodys(size * 5, dtype)))[rank * 5 : rank * 5 + 5]
+        out = torch.zeros(5, dtype=dtype)
+        dist.reduce_scatter(out, list(full.chunk(size)), op)
+        assert_equal(out, expected)
+        out.zero_()
+        dist.reduce_scatter_single(out, full, op)
+        assert_equal(out, expected)
 
 
 def test_reduce_scatter_of_uneven_tensors():
@@ -222,27 +221,27 @@ def test_reduce_scatter_of_uneven_tensors():
     assert_equal(out, torch.full((rank + 1,), size * rank + size * (size - 1) / 2))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gather_and_scatter(dtype: torch.dtype):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    root = size - 1
-    own = values(rank, 6, dtype).reshape(2, 3)
-    outs = [torch.zeros(2, 3, dtype=dtype) for _ in range(size)] if rank == root else None
-    dist.gather(own, outs, root)
-    for out, expected in zip(outs or [], everybodys(6, dtype), strict=rank == root):
-        assert_equal(out, expected)
-    back = torch.zeros(2, 3, dtype=dtype)
-    dist.scatter(back, outs, root)
-    assert_equal(back, own)
+def test_gather_and_scatter():
+    for dtype in DTYPES:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        root = size - 1
+        own = values(rank, 6, dtype).reshape(2, 3)
+        outs = [torch.zeros(2, 3, dtype=dtype) for _ in range(size)] if rank == root else None
+        dist.gather(own, outs, root)
+        for out, expected in zip(outs or [], everybodys(6, dtype), strict=rank == root):
+            assert_equal(out, expected)
+        back = torch.zeros(2, 3, dtype=dtype)
+        dist.scatter(back, outs, root)
+        assert_equal(back, own)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_to_all(dtype: torch.dtype):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    out = torch.zeros(size * 2, dtype=dtype)
-    dist.all_to_all_single(out, values(rank, size * 2, dtype))
-    expected = [values(peer, size * 2, dtype)[rank * 2 : rank * 2 + 2] for peer in range(size)]
-    assert_equal(out, torch.cat(expected))
+def test_all_to_all():
+    for dtype in DTYPES:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        out = torch.zeros(size * 2, dtype=dtype)
+        dist.all_to_all_single(out, values(rank, size * 2, dtype))
+        expected = [values(peer, size * 2, dtype)[rank * 2 : rank * 2 + 2] for peer in range(size)]
+        assert_equal(out, torch.cat(expected))
 
 
 def test_all_to_all_with_splits_and_of_lists():

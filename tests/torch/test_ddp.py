@@ -154,6 +154,12 @@ def test_feedback_needs_a_codec_on_the_first_hop(comm):
         state(comm, (None, "int8"), feedback=True)
 
 
+@on_four_ranks
+def test_feedback_does_not_go_with_stochastic_rounding(comm):
+    with pytest.raises(ValueError, match="possible is rounding=nearest"):
+        state(comm, "int8:rounding=stochastic", feedback=True)
+
+
 def trained(launch, ranks, *cases):
     command = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks
     run = launch(*command, "tests/torch/programs/ddp.py", "gloo", *cases)
@@ -161,12 +167,16 @@ def trained(launch, ranks, *cases):
     assert run.stdout.split("\n")[:-1] == [f"{case} passed" for case in cases]
 
 
-def test_two_ranks_train_as_without_the_hook(launch):
-    trained(launch, 2, "plain", "views")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_trainings_as_without_the_hook_however(launch, ranks):
     cases = "plain", "views", "static", "accumulated", "many buckets", "unused", "bf16"
     trained(launch, ranks, *cases)
+
+
+@pytest.mark.slow
+def test_a_group_of_backend_zcomm_trains_as_without_the_hook(launch):
+    cases = "plain", "views", "accumulated"
+    run = launch("tests/torch/programs/ddp.py", "zcomm", *cases, num_ranks=4)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[:-1] == [f"{case} passed" for case in cases]

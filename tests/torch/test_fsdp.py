@@ -161,16 +161,25 @@ def trained(launch, ranks, *cases):
 
 
 def test_two_ranks_train_as_without_zcomm(launch):
-    trained(launch, 2, "plain", "frozen")
+    trained(launch, 2, "plain")
 
 
 @pytest.mark.slow
 def test_two_ranks_train_as_without_zcomm_however(launch):
-    cases = "kept", "bf16", "all bf16", "fp16", "accumulated", "prefetched", "divided"
+    cases = "frozen", "kept", "bf16", "all bf16", "fp16", "accumulated", "prefetched", "divided"
     trained(launch, 2, *cases)
 
 
 @pytest.mark.slow
 def test_four_ranks_train_as_without_zcomm_however(launch):
-    cases = "plain", "kept", "pairs", "bf16", "accumulated", "frozen", "prefetched", "replicated"
-    trained(launch, 4, *cases)
+    cases = "plain", "kept", "pairs", "bf16", "accumulated", "frozen", "prefetched"
+    trained(launch, 4, *cases, "replicated", "replicas")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_groups_of_backend_zcomm_train_as_without_codecs(launch, ranks):
+    cases = "plain", "bf16", "prefetched"
+    run = launch("tests/torch/programs/fsdp.py", "zcomm", *cases, num_ranks=ranks)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[:-1] == [f"{case} passed" for case in cases]

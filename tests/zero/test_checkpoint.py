@@ -106,6 +106,26 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(name, dtype, tmp_pat
     on("2x2", program)
 
 
+def test_states_that_share_memory_are_saved_each(tmp_path):
+    """A synchronous save writes from where the states are, and no file holds one memory twice."""
+    model = make(Tower)
+
+    def program(comm):
+        mine, optimizer = shard(comm, model, zero.Config())
+        one_step(mine, optimizer, comm.rank, 0)
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        for tensor in tensors:
+            optimizer.state[tensor]["again"] = optimizer.state[tensor]["exp_avg"]
+        before = states(mine, optimizer)
+        zero.save(tmp_path, mine, optimizer)
+        for tensor in tensors:
+            del optimizer.state[tensor]["again"]
+        zero.load(tmp_path, mine, optimizer, random_state=False)
+        assert_same_bits(states(mine, optimizer), before)
+
+    on("2", program)
+
+
 ON_ALL_LEVELS = {
     "zeropp": ("2x2", CONFIGS["zeropp"]),
     "stage 2": ("2x2", zero.Config(stage=2, grads=("int8", "int4"), min_numel=0)),

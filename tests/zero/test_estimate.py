@@ -126,9 +126,9 @@ def test_the_command_says_what_is_of_the_papers_and_not_here_yet(capsys):
     assert "stage 2 " not in below.split("offload yet")[1]
     assert row(below, "host") == ["3.91"]  # 2 bytes
     assert row(below, "disk") == ["35.2"]  # 18 bytes
-    assert cli.main([*words.split(), "--stage", "1"]) == 1
+    assert cli.main([*words.split(), "--stage", "1"]) == 2
     assert "in stage 1: the papers have" in capsys.readouterr().err
-    assert cli.main([*words.split(), "--stage", "3", "--itemsize", "4"]) == 1
+    assert cli.main([*words.split(), "--stage", "3", "--itemsize", "4"]) == 2
     assert "parameters of 16 bits" in capsys.readouterr().err
 
 

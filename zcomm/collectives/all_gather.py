@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from zcomm.arrays import ITEMSIZE, View
@@ -48,6 +49,16 @@ def all_gather_in_pieces(
     if plan.layouts:
         views = (*shards, *fulls)
         prepare(channel, plan, tuple(view.dtype for view in views)).run(views, draws)
+
+
+def kept(
+    channel: Channel, plan: Plan, dtypes: tuple[str, ...]
+) -> Callable[[Sequence[View], Sequence[View], Draws], None]:
+    """Return :func:`all_gather` of arrays in host memory, of these dtypes, its way found before."""
+    if node.possible(channel, plan):
+        return partial(all_gather, channel, plan)
+    run = prepare(channel, plan, dtypes).run
+    return lambda shards, fulls, draws: run((*shards, *fulls), draws)
 
 
 def prepare(channel: Channel, plan: Plan, dtypes: tuple[str, ...]) -> Prepared:
@@ -197,23 +208,20 @@ class _Script:
 
     def steps(self, channel: Channel, courier: Courier, memories: Memories, draws: Draws) -> Steps:
         """Run the piece, see :func:`all_gather`."""
-        measure = channel.clock.measure
+        clock = channel.clock
         yield courier.open()
         courier.expect()
         yield DONE
         for index, turn in enumerate(self._turns):
-            with measure("encode"):
-                turn.encode.run(memories, draws)
+            turn.encode.timed(clock, "encode", memories, draws)
             for post in turn.sends:
                 courier.send(index, post)
-            with measure("decode"):
-                turn.held.run(memories, draws)
+            turn.held.timed(clock, "decode", memories, draws)
             yield courier.arrival(index)
-            turn.keep.run(memories, draws)
-            with measure("decode"):
-                turn.arrived.run(memories, draws)
+            turn.keep.timed(clock, "comm", memories, draws)
+            turn.arrived.timed(clock, "decode", memories, draws)
             courier.release(index)
-        self._own.run(memories, draws)
+        self._own.timed(clock, "decode", memories, draws)
         yield courier.sent()
 
     def _expect(self, stage: _Stage, index: int, post: _Post, ways: Ways) -> Post:

@@ -185,11 +185,21 @@ class Post(NamedTuple):
         return not self.shared and self.region.stop > self.region.start
 
 
-class Mail(NamedTuple):
-    """What one rank receives in every hop of a piece, and by which ways messages travel."""
+class Mail:
+    """What one rank receives in every hop of a piece, and by which ways messages travel.
 
-    ways: Ways
-    receives: tuple[tuple[Post, ...], ...]
+    ``receives`` are all messages by hop; ``sent`` those of them that are sent, and ``owners`` the
+    near peers that write the others.
+    """
+
+    def __init__(self, ways: Ways, receives: Sequence[Sequence[Post]]) -> None:
+        self.ways = ways
+        self.receives = receives
+        self.sent = tuple(tuple(post for post in posts if post.sent) for posts in receives)
+        self.owners = tuple(
+            tuple(post.peer for post in posts if post.shared and post.region.nbytes)
+            for posts in receives
+        )
 
 
 class Courier(Protocol):
@@ -287,16 +297,17 @@ class Posted:
 
     def expect(self) -> None:
         """See :class:`Courier`."""
-        ranks, windows = self._channel.ranks, self._windows
-        for index, posts in enumerate(self._mail.receives):
-            recvs = {ranks[p.peer]: self._host(p.region) for p in posts if p.sent}
-            owners = [ranks[p.peer] for p in posts if p.shared and p.region.nbytes]
-            arrival = self._transport.receive(recvs, tag_of(self._number, index)) if recvs else DONE
+        ranks, windows, mail = self._channel.ranks, self._windows, self._mail
+        for index, (posts, peers) in enumerate(zip(mail.sent, mail.owners, strict=True)):
+            arrival: Pending = DONE
+            if posts:
+                recvs = {ranks[post.peer]: self._host(post.region) for post in posts}
+                arrival = self._transport.receive(recvs, tag_of(self._number, index))
             inboxes = None
-            if owners:
+            if peers:
                 assert windows is not None
-                inboxes = Inboxes(windows, self._slot, owners)
-                arrival = All((arrival, inboxes)) if recvs else inboxes
+                inboxes = Inboxes(windows, self._slot, [ranks[peer] for peer in peers])
+                arrival = All((arrival, inboxes)) if posts else inboxes
             self._arrivals.append(arrival)
             self._inboxes.append(inboxes)
 

@@ -8,6 +8,7 @@ is not there, or NumPy has to do the arithmetic, they are done one by one by the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
@@ -33,6 +34,7 @@ from zcomm.device import copy
 from zcomm.layout import Indices
 from zcomm.plan import WireFormat
 from zcomm.seeds import Draws
+from zcomm.traffic import Clock
 
 if TYPE_CHECKING:
     from zcomm.codecs.native import Program
@@ -98,14 +100,18 @@ class Jobs:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def run(self, memories: Memories, draws: Draws) -> None:
-        """Do all of them.
+    def timed(self, clock: Clock, phase: str, memories: Memories, draws: Draws) -> None:
+        """Do all of them, and add how long that took to a phase.
 
         Raises:
             CodecError: a message holds what no encoder writes.
         """
-        if not self._jobs:
-            return
+        if self._jobs:
+            start = time.perf_counter()
+            self._run(memories, draws)
+            clock.add(phase, time.perf_counter() - start)
+
+    def _run(self, memories: Memories, draws: Draws) -> None:
         if memories.rows is not None and self._program is not None:
             seeds = [_seed(job, draws) for job in self._jobs] if self._draws else ()
             if self._program.run(memories.rows, seeds):

@@ -20,6 +20,7 @@ import numpy as np
 from zcomm.arrays import ITEMSIZE, DeviceMemory, HostMemory, Memory, View
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import FreeSlot, Inboxes
+from zcomm.collectives.idle import Idle
 from zcomm.collectives.inside import (
     Block,
     Reduce,
@@ -30,7 +31,6 @@ from zcomm.collectives.inside import (
     inside,
     on_wire,
 )
-from zcomm.collectives.pipeline import Idle
 from zcomm.collectives.wire import Place, host_kernels, pack, unpack
 from zcomm.layout import Indices
 from zcomm.pieces import in_flight, logical_nbytes, slot_nbytes
@@ -51,11 +51,15 @@ def readable(channel: Channel, plan: Plan, views: Sequence[View]) -> bool:
 
     It must be exact and large, in host memory, and one hop among all ranks, all of this node.
     """
+    return possible(channel, plan) and not any(isinstance(v.memory, DeviceMemory) for v in views)
+
+
+def possible(channel: Channel, plan: Plan) -> bool:
+    """Tell the same of any arrays in host memory."""
     windows = channel.transport.windows
     return (
         windows is not None
         and windows.remote is not None
-        and not any(isinstance(view.memory, DeviceMemory) for view in views)
         and inside(channel, plan)
         and logical_nbytes(plan) >= SMALLEST_NBYTES
         and 8 * (len(plan.layouts) + 1) <= slot_nbytes(plan)

@@ -7,20 +7,17 @@ all pieces run, in one thread, without a task of the operating system for any.
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from zcomm import patience
 from zcomm.arrays import DeviceMemory, HostMemory, View
 from zcomm.codecs.backend import kernels
 from zcomm.collectives.channel import Channel
 from zcomm.collectives.courier import Courier, Direct, Mail, Posted, Ways, Written
+from zcomm.collectives.idle import Idle
 from zcomm.collectives.memories import Bind, Memories, Numbers
 from zcomm.collectives.wire import host_kernels
 from zcomm.pieces import Piece, in_flight, logical_nbytes
@@ -31,11 +28,6 @@ from zcomm.transports.base import Pending
 
 SMALL_NBYTES = 64 * 1024
 """Up to this size an operation of one piece waits in plain exchanges: fewer calls."""
-
-FIRST_SLEEP = 10e-6
-LONGEST_SLEEP = 100e-6
-BESIDE_SLEEP = 300e-6
-"""The longest sleep in the worker thread, where every wake-up takes the core from computing."""
 
 Steps = Generator[Pending, None, None]
 
@@ -97,9 +89,8 @@ class Prepared:
                 self._pipeline(memories, draws)
 
     def _pipeline(self, memories: Memories, draws: Draws) -> None:
-        loop = _Loop(
-            self._channel, self._plan, self._posted, memories, draws, self._most, self._bind
-        )
+        how = self._most, self._bind, self._scratch_nbytes
+        loop = _Loop(self._channel, self._plan, self._posted, memories, draws, *how)
         try:
             loop.run()
         except BaseException:
@@ -128,6 +119,10 @@ class Prepared:
     @cached_property
     def _posted(self) -> list[Script]:
         return [script for _, script in self._scripts(self._plan.pieces, self._channel)]
+
+    @cached_property
+    def _scratch_nbytes(self) -> int:
+        return max(script.scratch_nbytes for script in self._posted)
 
     @cached_property
     def _exchanged(self) -> list[tuple[Piece, Script]]:
@@ -169,7 +164,6 @@ class _Flight:
     """A piece under way; ``stage`` is the number of waits behind it."""
 
     steps: Steps
-    scratch: HostMemory
     pending: Pending | None = None
     stage: int = 0
 
@@ -183,6 +177,14 @@ class _Flight:
         """Go on to the next wait."""
         self.stage += 1
         self.pending = next(self.steps, None)
+
+
+class _Seat(NamedTuple):
+    """What the pieces work in that use one slot, one after the other."""
+
+    peers: tuple[int, ...]
+    scratch: HostMemory
+    memories: Memories
 
 
 FRESH = 1
@@ -201,16 +203,19 @@ class _Loop:
         draws: Draws,
         most: int,
         bind: Bind | None,
+        scratch_nbytes: int,
     ) -> None:
         self._channel = channel
         self._plan = plan
         self._windows = channel.transport.windows
         self._bind = bind
+        self._scratch_nbytes = scratch_nbytes
         self._scripts = scripts
         self._memories = memories
         self._draws = draws
         self._most = most
         self._flights: deque[_Flight] = deque()
+        self._seats: list[_Seat] = []
         self._number = 0
 
     def run(self) -> None:
@@ -222,9 +227,10 @@ class _Loop:
             if self._round() or begun:
                 idle.reset()
             else:
-                idle.rest(flights[0].pending)
+                idle.rest(flights[0].pending, self._number - len(flights))
             while flights and flights[0].pending is None:
-                channel.pool.give(flights.popleft().scratch)
+                flights.popleft()
+        channel.pool.give(*[seat.scratch for seat in self._seats])
 
     def give_up(self) -> None:
         """Leave all that is under way; memory that a message may still reach is not used again."""
@@ -237,28 +243,35 @@ class _Loop:
         if self._number == len(self._scripts) or len(self._flights) == self._most:
             return False
         channel, number, script = self._channel, self._number, self._scripts[self._number]
-        scratch = channel.pool.take(script.scratch_nbytes, self._memories.like)
-        assert not isinstance(scratch, DeviceMemory)
-        memories = self._memories.of_piece(self._own(script, scratch), self._bind)
+        memories = self._seat(script).memories
         courier = Posted(channel, number, self._most, memories, script.mail)
-        steps = script.steps(channel, courier, memories, self._draws)
-        self._flights.append(_Flight(steps, scratch))
-        self._flights[-1].begin()
+        flight = _Flight(script.steps(channel, courier, memories, self._draws))
+        self._flights.append(flight)
+        flight.begin()
         self._number += 1
         return True
 
-    def _own(self, script: Script, scratch: HostMemory) -> list[HostMemory]:
-        """Return the slot of this rank, scratch memory, and the slots of near peers."""
+    def _seat(self, script: Script) -> _Seat:
+        """Return what the next piece works in: what the piece before in the same slot did."""
+        place, peers = self._number % self._most, script.mail.ways.peers
+        if place == len(self._seats):
+            scratch = self._channel.pool.take(self._scratch_nbytes, self._memories.like)
+            assert not isinstance(scratch, DeviceMemory)
+            self._seats.append(_Seat(peers, scratch, self._place(place, peers, scratch)))
+        seat = self._seats[place]
+        if seat.peers != peers:
+            memories = self._place(place, peers, seat.scratch)
+            seat = self._seats[place] = _Seat(peers, seat.scratch, memories)
+        return seat
+
+    def _place(self, slot: int, peers: Sequence[int], scratch: HostMemory) -> Memories:
+        """Return the memories of a piece: the slot of this rank, scratch, and those of peers."""
         channel, windows, most = self._channel, self._windows, self._most
-        if windows is None:
-            return [scratch[:0], scratch]
-        slot = self._number % most
-        peers = script.mail.ways.peers
-        return [
-            windows.slot(channel.transport.rank, slot, most),
-            scratch,
-            *(windows.slot(channel.ranks[peer], slot, most) for peer in peers),
-        ]
+        own = [scratch[:0], scratch]
+        if windows is not None:
+            own[0] = windows.slot(channel.transport.rank, slot, most)
+            own += [windows.slot(channel.ranks[peer], slot, most) for peer in peers]
+        return self._memories.of_piece(own, self._bind)
 
     def _round(self) -> bool:
         """Resume what can be resumed; tell whether anything was.
@@ -279,44 +292,3 @@ class _Loop:
             if fresh and flight.stage > FRESH:
                 break
         return moved
-
-
-class Idle:
-    """Gives the core away, and notices when nothing has happened for too long."""
-
-    def __init__(self, channel: Channel, plan: Plan) -> None:
-        self._channel = channel
-        self._doing = plan.counted_as
-        self._sleep = FIRST_SLEEP
-        self._since: float | None = None
-
-    @cached_property
-    def _longest(self) -> float:
-        beside = threading.current_thread() is not threading.main_thread()
-        return BESIDE_SLEEP if beside else LONGEST_SLEEP
-
-    @cached_property
-    def _timeout(self) -> float:
-        return patience.limit()
-
-    def reset(self) -> None:
-        """Something has moved."""
-        self._sleep, self._since = FIRST_SLEEP, None
-        os.sched_yield()
-
-    def rest(self, pending: Pending | None) -> None:
-        """Nothing has moved; ``pending`` is what the oldest piece waits for.
-
-        Raises:
-            CollectiveTimeout: not for ``ZCOMM_TIMEOUT`` seconds.
-        """
-        if pending is None:
-            return
-        with self._channel.clock.measure("comm"):
-            pending.wait(self._sleep)
-        self._sleep = min(self._sleep * 1.5, self._longest)
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        elif now - self._since > self._timeout and not pending.done():
-            raise self._channel.timed_out(self._doing, self._timeout, pending.late())

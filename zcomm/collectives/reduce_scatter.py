@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -68,6 +68,18 @@ def reduce_scatter_in_pieces(
         views = (*fulls, *shards)
         dtypes = tuple(view.dtype for view in views)
         prepare(channel, plan, dtypes, reduction).run(views, draws)
+
+
+def kept(
+    channel: Channel, plan: Plan, dtypes: tuple[str, ...], reduction: Reduction
+) -> Callable[[Sequence[View], Sequence[View], Draws], None]:
+    """Return :func:`reduce_scatter` of arrays in host memory, its way found before."""
+    if node.possible(channel, plan):
+        return lambda fulls, shards, draws: reduce_scatter(
+            channel, plan, fulls, shards, reduction, draws
+        )
+    run = prepare(channel, plan, dtypes, reduction).run
+    return lambda fulls, shards, draws: run((*fulls, *shards), draws)
 
 
 def prepare(
@@ -198,11 +210,16 @@ class _Script:
         self._turns: list[_Turn] = []
         chunks: Chunks = {}
         for index, hop in enumerate(hops):
-            turn, own = self._turn(index, hop, chunks, batch)
+            found = {peer: post.region for peer, post in incoming[index].items()}
+            lying = self._lying(hop) if index == 0 else {}
+            turn, own = self._turn(index, hop, chunks, batch, write_own=not lying)
             self._turns.append(turn)
-            regions = {peer: post.region for peer, post in incoming[index].items()} | {me: own}
+            if own is not None:
+                found[me] = own
             chunks = {
-                shard: tuple(regions[peer].part(span) for peer in hop.peers)
+                shard: tuple(
+                    found[peer].part(span) if peer in found else lying[shard] for peer in hop.peers
+                )
                 for shard, span in hop.cuts
             }
         alone = [] if hops else [*self._alone(chunks)]
@@ -211,22 +228,19 @@ class _Script:
 
     def steps(self, channel: Channel, courier: Courier, memories: Memories, draws: Draws) -> Steps:
         """Run the piece, see :func:`reduce_scatter`."""
-        measure, last = channel.clock.measure, len(self._turns) - 1
+        clock, last = channel.clock, len(self._turns) - 1
         yield courier.open()
         courier.expect()
         yield DONE
         for index, turn in enumerate(self._turns):
-            with measure("encode"):
-                turn.outgoing.run(memories, draws)
+            turn.outgoing.timed(clock, "encode", memories, draws)
             for post in turn.sends:
                 courier.send(index, post)
-            with measure("encode"):
-                turn.own.run(memories, draws)
+            turn.own.timed(clock, "encode", memories, draws)
             if index:
                 courier.release(index - 1)
             yield courier.arrival(index)
-        with measure("decode"):
-            self._finish.run(memories, draws)
+        self._finish.timed(clock, "decode", memories, draws)
         if last >= 0:
             courier.release(last)
         yield courier.sent()
@@ -241,13 +255,36 @@ class _Script:
                 found[peer] = Post(peer, region, inbox is not None)
         return found
 
-    def _turn(self, index: int, hop: _Hop, chunks: Chunks, batch: bool) -> tuple[_Turn, Region]:
+    def _lying(self, hop: _Hop) -> dict[int, Region]:
+        """Return the own chunks of the first hop, by shard, where they lie in the caller's memory.
+
+        That is possible without a codec, where every shard is one run; else there are none.
+        """
+        if len(self._plan.layouts) != 1:
+            return {}
+        array, layout = self._piece.items[0], self._plan.layouts[0]
+        wire, size = self._plan.hops[0].formats[0], ITEMSIZE[self._dtypes[array]]
+        if wire != WireFormat(self._dtypes[array]):
+            return {}
+        found = {}
+        for shard, _ in hop.cuts:
+            run = layout.run(shard)
+            if run is None:
+                return {}
+            found[shard] = Region(array, run.start * size, (run.start + run.numel) * size)
+        return found
+
+    def _turn(
+        self, index: int, hop: _Hop, chunks: Chunks, batch: bool, *, write_own: bool
+    ) -> tuple[_Turn, Region | None]:
         """Work out what is written and sent in a hop; return it, and where the own message is."""
         others: list[Pack | Recode] = []
         mine: list[Pack | Recode] = []
         sends = []
         own = None
         for post in hop.posts:
+            if post.peer == self._me and not write_own:
+                continue
             region, shared, written = self._message(index, post)
             jobs = self._writes(index, post, region, chunks) if written else ()
             if post.peer == self._me:
@@ -256,7 +293,6 @@ class _Script:
             else:
                 others.extend(jobs)
                 sends.append(Post(post.peer, region, shared, post.logical))
-        assert own is not None
         first, second = ([*others, *mine], []) if batch else (others, mine)
         turn = _Turn(Jobs(first, self._reduction), tuple(sends), Jobs(second, self._reduction))
         return turn, own

@@ -15,7 +15,6 @@ What later hops lose, of sums that belong to several ranks, is not fed back.
 
 # No postponed annotations: DDP compares those of a hook with classes.
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -31,7 +30,6 @@ from zcomm.layout import Layout, Segment
 from zcomm.torch.worlds import TopologySpec, world
 from zcomm.work import Work
 
-logger = logging.getLogger("zcomm")
 MIN_NUMEL = 65536
 
 
@@ -51,7 +49,8 @@ class QuantizedAllReduce:
         min_numel: buckets with fewer elements travel exactly.
 
     Raises:
-        ValueError: a codec that the topology has no use for; feedback without a first codec.
+        ValueError: a codec that the topology has no use for; feedback without a codec on the first
+            hop, or with one that rounds stochastically.
         TopologyError: a topology that does not describe the ranks.
     """
 
@@ -83,6 +82,9 @@ class QuantizedAllReduce:
                 raise ValueError(
                     f"feedback with codec {codec}: the first hop, at level {first}, has none"
                 )
+            if self._first.rounding == "stochastic":
+                # What is drawn is known only where it is sent.
+                raise ValueError(f"feedback with codec {codec}: possible is rounding=nearest")
 
     def reduce(self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[Work[Any]]:
         """Start to make a bucket the mean of all ranks', in place."""

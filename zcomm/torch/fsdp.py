@@ -26,6 +26,7 @@ from zcomm import hops
 from zcomm.communicator import Communicator
 from zcomm.hops import CodecSpec
 from zcomm.layout import Layout, Segment
+from zcomm.torch.ddp import QuantizedAllReduce
 from zcomm.torch.worlds import TopologySpec, World, world
 from zcomm.work import Work
 
@@ -39,6 +40,7 @@ def quantize_fsdp(
     grads: CodecSpec = ("int8", "int4"),
     topology: TopologySpec = "auto",
     min_numel: int = MIN_NUMEL,
+    replicas: dist.ProcessGroup | None = None,
 ) -> Communicator:
     """Let all FSDP2 modules of a model communicate through codecs, hierarchically.
 
@@ -54,6 +56,9 @@ def quantize_fsdp(
         topology: of the ranks of the default group: "auto", "2x4" (2 nodes of 4), a file, or a
             :class:`topology.Topology`.
         min_numel: modules with fewer elements travel exactly.
+        replicas: of a model that is sharded over a part of the ranks (a 1-D mesh), the group of
+            this rank and those that hold the same shards: reduced gradients are averaged over it,
+            through ``grads``. In a 2-D mesh FSDP does that itself, exactly.
 
     Returns:
         The communicator of all ranks: its ``traffic`` counts what this rank sends.
@@ -77,10 +82,15 @@ def quantize_fsdp(
         reduce: Any = ReduceScatter(places, parameters, grads, min_numel, label)
         module.set_custom_all_gather(gather)
         module.set_custom_reduce_scatter(reduce)
+        if replicas is not None:
+            module.set_all_reduce_hook(Replicas(reduce, replicas, topology))
     if places.comm.rank == 0:
         logger.info("FSDP2: %d modules, weights %s, gradients %s", len(modules), weights, grads)
         if any(_replicated(module) for _, module in modules):
-            logger.warning("FSDP2: the all_reduce among replicas (HSDP) is torch's own, and exact")
+            logger.warning(
+                "FSDP2: the all_reduce among replicas of a 2-D mesh is torch's own, and exact; "
+                "through codecs it goes with a 1-D mesh and quantize_fsdp(replicas=...)"
+            )
     return places.comm
 
 
@@ -123,8 +133,8 @@ class _Comm:
     ) -> None:
         self._places = places
         self._parameters = parameters
-        self._codec = codec
-        self._min_numel = min_numel
+        self.codec = codec
+        self.min_numel = min_numel
         self._label = label
 
     def allocate(
@@ -139,14 +149,17 @@ class _Comm:
         Where not all of them take part (a parameter without a gradient in this backward), which
         ones is not known here, and each rank's part is one segment.
         """
+        dtype = str(full.dtype).removeprefix("torch.")
+        return _layout(dtype, self.lengths(full.numel() // size, trainable=trainable), size)
+
+    def lengths(self, numel: int, *, trainable: bool) -> tuple[int, ...]:
+        """Return the elements of the padded shards that a rank's part consists of."""
         lengths = tuple(
             parameter.padded_sharded_param_size.numel()
             for parameter in self._parameters
             if not trainable or parameter.sharded_param.requires_grad
         )
-        each = full.numel() // size
-        dtype = str(full.dtype).removeprefix("torch.")
-        return _layout(dtype, lengths if sum(lengths) == each else (each,), size)
+        return lengths if sum(lengths) == numel else (numel,)
 
 
 @lru_cache(maxsize=1024)
@@ -182,8 +195,8 @@ class AllGather(_Comm):
             [input_tensor],
             [output_tensor],
             [layout],
-            codec=self._codec if whole else None,
-            min_numel=self._min_numel,
+            codec=self.codec if whole else None,
+            min_numel=self.min_numel,
             label=self._label,
             async_op=async_op,
         )
@@ -214,12 +227,29 @@ class ReduceScatter(_Comm):
             [output_tensor],
             [self._layout(input_tensor, comm.size, trainable=True)],
             op=name,
-            codec=self._codec,
-            min_numel=self._min_numel,
+            codec=self.codec,
+            min_numel=self.min_numel,
             label=self._label,
             async_op=async_op,
         )
         return Arrival(work) if async_op else None
+
+
+class Replicas:
+    """Averages a module's reduced gradients over those who hold the same shards."""
+
+    def __init__(
+        self, reduce: ReduceScatter, group: dist.ProcessGroup, topology: TopologySpec
+    ) -> None:
+        self._reduce = reduce
+        how = {"process_group": group, "topology": topology, "min_numel": reduce.min_numel}
+        self._mean = QuantizedAllReduce(reduce.codec, **how)  # type: ignore[arg-type]
+
+    def __call__(self, reduced: torch.Tensor) -> None:
+        """Average in place."""
+        lengths = self._reduce.lengths(reduced.numel(), trainable=True)
+        for work in self._mean.reduce(reduced, reduced.split_with_sizes(lengths)):
+            work.wait()
 
 
 class Arrival(dist.Work):

@@ -23,6 +23,7 @@ from zcomm.torch.messages import Messages
 from zcomm.transports.base import Transport
 from zcomm.transports.process_group import ProcessGroupTransport
 from zcomm.transports.staged import StagedTransport
+from zcomm.work import Stream
 
 OVER_GLOO = "no MPI launcher: backend zcomm communicates over gloo"
 _SAID: set[str] = set()
@@ -93,7 +94,9 @@ class GlooLink:
         group = ProcessGroupGloo(*where, timeout=opts.timeout)
         self._is_default = not opts.global_ranks_in_group
         self.messages: Messages = GlooMessages(group)
-        self.communicator = bootstrap.start(GlooWorld(group), min_numel=min_numel, abort=False)
+        name = "world" if self._is_default else str(opts.group_id)
+        how: Any = {"min_numel": min_numel, "abort": False, "name": name, "stream": Stream()}
+        self.communicator = bootstrap.start(GlooWorld(group), **how)
 
     def close(self) -> None:
         """See :class:`Link`."""

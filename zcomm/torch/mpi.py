@@ -17,6 +17,7 @@ from zcomm import bootstrap, exits, launcher
 from zcomm.communicator import Communicator
 from zcomm.torch.messages import Messages
 from zcomm.torch.mpi_messages import MpiMessages
+from zcomm.work import Stream
 from zcomm.worlds import MpiWorld
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class DefaultLink:
     def __init__(self, job: _Job, min_numel: int) -> None:
         self._job = job
         self.messages: Messages = MpiMessages(job.comm)
-        self.communicator = bootstrap.start(MpiWorld(job.comm), min_numel=min_numel)
+        world = MpiWorld(job.comm)
+        self.communicator = bootstrap.start(world, min_numel=min_numel, stream=Stream())
         job.communicator = self.communicator
 
     def close(self) -> None:
@@ -128,7 +130,9 @@ class GroupLink:
         # Now, not at the first collective: MPI makes communicators one at a time.
         world = MpiWorld(comm)
         if parent is None:
-            self.communicator = bootstrap.start(world, min_numel=min_numel, abort=False)
+            self.communicator = bootstrap.start(
+                world, min_numel=min_numel, abort=False, name=name, stream=Stream()
+            )
         else:
             self.communicator = bootstrap.subgroup(parent, world, ranks, name, min_numel)
 

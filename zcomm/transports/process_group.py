@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 FOREVER = timedelta(days=365)
 POLL_SECONDS = 0.05
+SHORTEST_WAIT = 0.5e-3
+"""A message that arrives ends a wait at once; only what arrives through a window has to be polled,
+and every wake-up takes the core from those who compute."""
 ROUND = 1
 TAG = 2
 """Tags of gloo: those of rounds, and the first of the others."""
@@ -229,7 +232,7 @@ class Messages:
         """Wait until any message is done; see :class:`zcomm.transports.base.Pending`."""
         with self._moved:
             if self.peers:
-                self._moved.wait(seconds)
+                self._moved.wait(max(seconds, SHORTEST_WAIT))
 
 
 class ProcessGroupRounds:

@@ -33,7 +33,7 @@ from zero.unit import Buffer, Master, Unit, split
 
 @dataclass(frozen=True)
 class Captured:
-    """One rank's share of a checkpoint; nothing in it changes when training goes on."""
+    """One rank's share of a checkpoint; copies do not change when training goes on."""
 
     tensors: dict[str, Tensor]
     part: dict[str, Any]
@@ -61,13 +61,19 @@ def _publishes(engine: Engine) -> bool:
     return engine.config.stage in (1, 2) or engine.config.secondary == "persistent"
 
 
-def capture(engine: Engine, optimizer: Optimizer) -> Captured:
-    """Copy what this rank owns, but for the model's buffers.
+def capture(engine: Engine, optimizer: Optimizer, *, copy: bool) -> Captured:
+    """Take what this rank owns, but for the model's buffers.
+
+    Args:
+        engine: of the model.
+        optimizer: sharded with it.
+        copy: whether training goes on before it is written.
 
     Raises:
         TypeError: a state of the optimizer or a provider that cannot be saved.
     """
     tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
     part: dict[str, Any] = {"runs": {}, "kinds": {}, "scalars": {}}
     part["groups"] = groups_of_parameters(engine, optimizer)
     for unit in engine.units:
@@ -83,7 +89,12 @@ def capture(engine: Engine, optimizer: Optimizer) -> Captured:
                 if scalars:
                     part["scalars"][name] = scalars
                 for kind, tensor in found.items():
-                    tensors[key_of(kind, name, run.offset)] = tensor.detach().clone()
+                    # Two names of one memory cannot both be written as they are.
+                    shared = tensor.data_ptr() in seen
+                    seen.add(tensor.data_ptr())
+                    taken = tensor.detach()
+                    taken = taken.clone() if copy or shared else taken.contiguous()
+                    tensors[key_of(kind, name, run.offset)] = taken
     _capture_providers(engine, tensors, part)
     part["random"] = encode(random_state(), "random state")
     return Captured(tensors, part)

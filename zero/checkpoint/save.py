@@ -1,6 +1,7 @@
 """``zero.save``: every rank writes one file, and rank 0 an index, last.
 
-1. Every rank copies what it owns. From here on training may go on.
+1. Every rank copies what it owns; an asynchronous save lets the training go on here, any other
+   needs no copy.
 2. Every rank writes its file into a temporary folder, fsyncs and renames it, then its part of the
    index in the same way. Rank 0 waits for all parts: the file system is the meeting place, so that
    nothing is sent behind the training's back.
@@ -30,7 +31,6 @@ from zero.checkpoint.agree import same_number, together
 from zero.checkpoint.capture import Captured, capture, capture_buffers, describe
 from zero.checkpoint.files import (
     INDEX,
-    checksum,
     remove_stale,
     sync_directory,
     write_index,
@@ -44,6 +44,8 @@ from zero.engine import Engine, engine_of_both
 FORMAT = "zero checkpoint 1"
 # A rank that has not written its part this long after the last one did is given up.
 STALL_S = 600.0
+# Between two looks for a part: a save is not to end much later than its last rank.
+MOST_PAUSE_S = 0.01
 
 _pending: WeakKeyDictionary[Engine, Saving] = WeakKeyDictionary()
 
@@ -122,9 +124,9 @@ class _Job:
     def _write(self) -> None:
         name = f"rank-{self._rank:05d}.safetensors"
         file = self._folder / name
-        write_tensors(file, self._captured.tensors)
+        digest = write_tensors(file, self._captured.tensors)
         part = self._captured.part
-        part["file"], part["nbytes"], part["checksum"] = name, file.stat().st_size, checksum(file)
+        part["file"], part["nbytes"], part["checksum"] = name, file.stat().st_size, digest
         self._captured.tensors.clear()
         write_text(self._part(self._rank), json.dumps(part), last=True)
         if self._rank == 0:
@@ -167,7 +169,7 @@ class _Job:
             if time.monotonic() - begun > STALL_S:
                 raise CheckpointError(f"rank {rank} wrote nothing for {STALL_S:.0f} s")
             time.sleep(pause)
-            pause = min(2 * pause, 0.1)
+            pause = min(2 * pause, MOST_PAUSE_S)
         part: dict[str, Any] = json.loads(self._part(rank).read_text(encoding="utf-8"))
         return part
 
@@ -186,7 +188,7 @@ def save(
 
     A collective, between a step and the next forward, or between backwards. A checkpoint that is
     there is replaced when the new one is complete, and not before: a save that is killed leaves it
-    as it is. Memory: one copy of what this rank owns, until it is written.
+    as it is. Memory, with ``async_op``: one copy of what this rank owns, until it is written.
 
     Args:
         path: a folder that all ranks see.
@@ -221,7 +223,7 @@ def save(
             "step": step,
             "extra": encode(extra, "extra"),
         }
-        captured = capture(engine, optimizer)
+        captured = capture(engine, optimizer, copy=async_op)
     capture_buffers(engine, model, captured)
     token = same_number(comm, secrets.randbits(62))
     job = _Job(Path(path), token, captured, comm.rank, common)

@@ -6,6 +6,7 @@ ends all ranks.
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -48,6 +49,7 @@ class Case:
     mesh: tuple = ()
     micro: int = 1
     frozen: tuple = ()
+    replicas: bool = False
     set: object = None
 
 
@@ -80,6 +82,7 @@ CASES = {
     "prefetched": Case(set=prefetching),
     "divided": Case(set=dividing),
     "replicated": Case(mesh=(2, 2)),
+    "replicas": Case(mesh=(2, 2), replicas=True),
 }
 
 
@@ -90,10 +93,13 @@ def train(case, install=None):
         parameter.requires_grad_(not name.startswith(case.frozen or ("none",)))
     names = ("replicate", "shard")[-max(len(case.mesh), 1) :]
     mesh = init_device_mesh("cpu", case.mesh or (dist.get_world_size(),), mesh_dim_names=names)
+    replicas = None
+    if install and case.replicas:
+        replicas, mesh = mesh["replicate"].get_group(), mesh["shard"]
     for block in (model[1], model[2]):
         fully_shard(block, mesh=mesh, **case.shard)
     fully_shard(model, mesh=mesh, **case.shard)
-    comm = install(model) if install else None
+    comm = install(model, replicas=replicas) if install else None
     if case.set:
         case.set(model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -119,7 +125,8 @@ def compare(name):
     case = CASES[name]
     topology = "2x2" if dist.get_world_size() == 4 else "2x1"
     losses, expected, _ = train(case)
-    exactly, found, comm = train(case, lambda m: zcomm.torch.quantize_fsdp(m, None, None, topology))
+    exact = {"weights": None, "grads": None, "topology": topology}
+    exactly, found, comm = train(case, partial(zcomm.torch.quantize_fsdp, **exact))
     same = dist.get_world_size() == 2
     for one, other in zip(expected, found, strict=True):
         if same:
@@ -129,9 +136,8 @@ def compare(name):
             torch.testing.assert_close(one, other, rtol=0, atol=5e-3 if case.narrow else 1e-5)
     assert not same or exactly == losses, f"{name}: {exactly} {losses}"
     before = comm.traffic.wire_nbytes()
-    quantised, _, comm = train(
-        case, lambda m: zcomm.torch.quantize_fsdp(m, "int8", ("int8", "int4"), topology, 0)
-    )
+    rough = {"topology": topology, "min_numel": 0}
+    quantised, _, comm = train(case, partial(zcomm.torch.quantize_fsdp, **rough))
     assert comm.traffic.wire_nbytes() > before
     for one, other in zip(losses, quantised, strict=True):
         assert abs(one - other) < 0.05 * one, f"{name}: {quantised} {losses}"

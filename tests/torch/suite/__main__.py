@@ -98,6 +98,7 @@ def _watch(ranks: list[Rank], tests: list[str], verdicts: dict[str, Verdict]) ->
                     verdicts[name] = _worst(ranks, name) or Verdict("hung")
                     return name
         verdicts[name] = _worst(ranks, name) or Verdict("passed")
+        print(f"# {name}: {verdicts[name].word}", file=sys.stderr, flush=True)
         if verdicts[name].word == "failed":
             return name
     return None
