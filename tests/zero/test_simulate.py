@@ -107,6 +107,13 @@ def test_the_table_has_every_scheme_and_is_called_a_prediction(capsys):
     assert [row[0] for row in rows if row and row[0] in SCHEMES] == list(SCHEMES)
 
 
+def test_memory_that_a_gpu_does_not_have_is_shown(capsys):
+    words = WORDS.replace("1e8 --layers 6", "1e12 --layers 100")
+    # 16 bytes of a parameter on 4 ranks, and the units that are whole.
+    assert "> 141" in run(capsys, words)[1]
+    assert "> 141" not in run(capsys, WORDS)[1]
+
+
 def test_json_has_what_the_table_has(capsys):
     code, out, _ = run(capsys, f"{WORDS} --json")
     document = json.loads(out)
