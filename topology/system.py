@@ -177,6 +177,11 @@ class System:
         for item in placed:
             if not 0 <= item.host < len(self.hosts):
                 raise TopologyError(f"{item}: there are {len(self.hosts)} hosts")
+        seen: set[tuple[int, str]] = set()
+        for pci in self.pci:
+            if pci.parent is not None and (pci.host, pci.parent) not in seen:
+                raise TopologyError(f"{pci}: its parent is expected before it")
+            seen.add((pci.host, pci.bus))
         lists: tuple[Cpu | Gpu | Rank, ...] = (*self.cpus, *self.gpus, *self.ranks)
         for place in lists:
             if place.cpus is not None and not CPU_LIST.fullmatch(place.cpus):

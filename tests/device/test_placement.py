@@ -238,6 +238,22 @@ def test_ranks_are_counted_on_each_host(monkeypatch):
     assert results == [0, 0, 1, 2, 1]
 
 
+@pytest.mark.parametrize("texts", [["a", "", "bcdé"], ["", ""], ["x"]])
+def test_texts_of_all_ranks(texts):
+    results, hub = [None] * len(texts), Hub(len(texts))
+
+    def tell(rank):
+        control = StagedTransport(LocalTransport(hub, rank))
+        results[rank] = placement.gather_text(control, texts[rank])
+
+    threads = [threading.Thread(target=tell, args=(rank,)) for rank in range(len(texts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert results == [texts] * len(texts)
+
+
 @pytest.mark.mpi
 def test_this_job_says_once_what_it_runs_on(caplog):
     with caplog.at_level("INFO"), zcomm.init(abort=False, transport="mpi") as comm:

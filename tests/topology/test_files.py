@@ -173,6 +173,11 @@ def test_two_rows_that_differ_are_a_warning():
             r"gpus\[0\]: name=1",
         ),
         ('{"schema": "zcomm.system/1", "hosts": [""], "gpus": [{}]}', r"gpus\[0\]: lacks"),
+        (
+            '{"schema": "zcomm.system/1", "hosts": [""], "pci": [{"host": 0, "bus": "a", '
+            '"parent": "a"}]}',
+            "its parent is expected before it",
+        ),
     ],
 )
 def test_texts_that_are_none(text, message):

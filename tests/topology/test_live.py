@@ -12,8 +12,11 @@ from tests.topology.test_discover import Cluster
 from topology import discover, live, nvml
 from topology.discover import survey
 from topology.documents import from_json, to_json
+from topology.nccl import parse_nccl
+from topology.nccl_writer import write_nccl
 from topology.report import report, verdict
 from topology.sysfs import Sysfs, short_bus
+from topology.system import Gpu
 
 HGX_BUSES = [short_bus(bus) for bus in doubles.hgx_h200().buses]
 
@@ -175,6 +178,18 @@ def test_a_host_with_its_nics(tmp_path):
     assert system.letters(0, system.rails[1]) == "NODE"
     assert system.letters(0, system.rails[7]) == "SYS"
     assert "8 rails a node" in verdict(system)
+
+
+def test_a_live_host_is_written_for_nccl(tmp_path):
+    system = live.machine("a", doubles.hgx_h200(), hgx_sysfs(tmp_path))
+    again = parse_nccl(write_nccl(system))
+    number_of = {(one.bus, isinstance(one, Gpu)): n for n, one in enumerate(again.devices)}
+    same = [number_of[one.bus, isinstance(one, Gpu)] for one in system.devices]
+    for a in range(16):
+        for b in range(16):
+            expected = system.letters(a, b).replace("NODE", "PHB")
+            assert again.letters(same[a], same[b]) == expected
+    assert [again.gpus[same[gpu]].numa for gpu in range(8)] == [0] * 4 + [1] * 4
 
 
 def test_paths_of_the_pci_tree(tmp_path):

@@ -173,3 +173,13 @@ def test_command_in_a_job(launch, tmp_path, variables):
     nodes = next(level for level in found["levels"] if level["name"] == "node")
     assert nodes["groups"] == ([[0], [1]] if variables else [[0, 1]])
     assert "rank 1" in picture.read_text()
+
+
+@pytest.mark.slow
+def test_command_under_torchrun(launch):
+    """Without MPI ranks find each other through a process group; nodes are hosts."""
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    child = launch(*run, "-m", "zcomm.cli", "topo", "--json", timeout=110)
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    assert [level["groups"] for level in found["levels"]] == [[[0, 1]], [[0, 1]]]
