@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from abc import ABC, abstractmethod
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,7 +85,35 @@ class MpiWorld:
         self._comm.Abort(code)
 
 
-class GroupWorld:
+class HostsWorld(ABC):
+    """Ranks without MPI, that find their hosts by messages."""
+
+    rank: int
+    size: int
+
+    @cached_property
+    @abstractmethod
+    def control(self) -> Transport:
+        """See :class:`World`."""
+
+    def discover(self) -> Topology:
+        """Take ranks of one host for a node, and look for NVLink as under MPI."""
+        return from_hosts(*self._places(), partial(placement.gather_text, self.control))
+
+    def survey(self) -> System:
+        """Find out all about the hosts; all ranks call it."""
+        return survey_hosts(*self._places(), partial(placement.gather_text, self.control))
+
+    def _places(self) -> tuple[list[int], list[str], int]:
+        nodes = placement.hosts(self.control).tolist()
+        return nodes, placement.gather_text(self.control, socket.gethostname()), self.rank
+
+    def abort(self, code: int) -> None:
+        """End this rank; the others find their connections closed, and their launcher ends them."""
+        os._exit(code)
+
+
+class GroupWorld(HostsWorld):
     """The ranks of a torch.distributed process group of any backend, None the default group."""
 
     def __init__(self, group: ProcessGroup | None, words: str = "") -> None:
@@ -103,22 +132,6 @@ class GroupWorld:
         moves = StagedTransport(messages)
         messages.windows = open_windows(moves, placement.hosts(moves).tolist())
         return moves
-
-    def discover(self) -> Topology:
-        """Take ranks of one host for a node, and look for NVLink as under MPI."""
-        return from_hosts(*self._places(), partial(placement.gather_text, self.control))
-
-    def survey(self) -> System:
-        """Find out all about the hosts; all ranks call it."""
-        return survey_hosts(*self._places(), partial(placement.gather_text, self.control))
-
-    def _places(self) -> tuple[list[int], list[str], int]:
-        nodes = placement.hosts(self.control).tolist()
-        return nodes, placement.gather_text(self.control, socket.gethostname()), self.rank
-
-    def abort(self, code: int) -> None:
-        """End this rank; the others find their connections closed, and their launcher ends them."""
-        os._exit(code)
 
 
 def find(comm: Any, transport: str) -> MpiWorld | GroupWorld:

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
-import topology as topologies
-from topology import Topology
-from zcomm import bootstrap, placement
+from zcomm import bootstrap
 from zcomm.communicator import Communicator
 from zcomm.torch import launch
 from zcomm.torch.gloo_messages import GlooMessages
@@ -24,6 +22,7 @@ from zcomm.transports.base import Transport
 from zcomm.transports.process_group import ProcessGroupTransport
 from zcomm.transports.staged import StagedTransport
 from zcomm.work import Stream
+from zcomm.worlds import HostsWorld
 
 OVER_GLOO = "no MPI launcher: backend zcomm communicates over gloo"
 _SAID: set[str] = set()
@@ -59,7 +58,7 @@ def connect(opts: Any, min_numel: int) -> Link:
     return GlooLink(opts, min_numel)
 
 
-class GlooWorld:
+class GlooWorld(HostsWorld):
     """The ranks of a gloo group of our own, see :class:`zcomm.worlds.World`."""
 
     def __init__(self, group: ProcessGroupGloo) -> None:
@@ -73,14 +72,6 @@ class GlooWorld:
     def control(self) -> Transport:
         """See :class:`zcomm.worlds.World`."""
         return StagedTransport(ProcessGroupTransport(self._group))
-
-    def discover(self) -> Topology:
-        """Take ranks of one host for a node."""
-        return topologies.from_nodes(placement.hosts(self.control).tolist())
-
-    def abort(self, code: int) -> None:
-        """End this rank; the others find their connections closed."""
-        self.control.abort(code)
 
 
 class GlooLink:
