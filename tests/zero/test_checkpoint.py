@@ -472,7 +472,7 @@ def test_rank_0_need_not_wait_for_what_others_do_in_the_folder(tmp_path, monkeyp
 
     def write_later(path, *rest):
         time.sleep(0.1 if "00001" in path.name else 0)  # rank 0 waits by then
-        write_tensors(path, *rest)
+        return write_tensors(path, *rest)
 
     sync = files.sync_directory
 
@@ -498,7 +498,7 @@ def test_a_disk_that_is_full_is_said_by_all_ranks_and_leaves_nothing(
         if not room.is_set() and (full == "the index" or "00001" in path.name):
             path.with_name(f"{path.name}.tmp").write_bytes(b"some of it")
             raise OSError(28, "No space left on device")
-        real(path, *rest)
+        return real(path, *rest)
 
     name = "write_index" if full == "the index" else "write_tensors"
     real = getattr(zero.checkpoint.save, name)
