@@ -128,10 +128,10 @@ def test_one_rank_that_no_launcher_started_is_a_world_of_one(launch, variables):
 def test_a_late_rank_is_named_and_small_calls_go_on(launch, mpi_vendor, how, words, num_ranks):
     env = {"ZCOMM_TIMEOUT": "1"}
     run = launch(LATE, how, num_ranks=num_ranks, env=env, timeout=60)
-    if mpi_vendor == "Open MPI":
-        # It does not say that a message has left before its receiver has taken it.
-        assert run.returncode != 0
-        assert f"(CollectiveTimeout: rank 0 waited 1 s in {words}" in run.stderr
+    if mpi_vendor == "Open MPI" and run.returncode:
+        # It may say that a message has left only when its receiver has taken it.
+        assert f"waited 1 s in {words}" in run.stderr
+        assert "no communicator of this job can be used" in run.stderr
         return
     assert run.returncode == 0, run.stderr
     said = [line for line in run.stdout.splitlines() if "waited" in line]
