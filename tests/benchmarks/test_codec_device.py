@@ -131,6 +131,7 @@ def played(library, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
+@pytest.mark.slow
 def test_every_kernel_is_compared_and_timed_on_the_device(played, capsys):
     assert main(["--device", "cuda", "-n", "1000", "-r", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -86,6 +86,7 @@ sys.exit(launch.main("overlap", overlap.parse, overlap.run, sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_wrong_element_on_one_rank_is_said_and_fails(launch):
     done = launch("-c", WRONG, *SMALL, "--codec", "none", "--no-sockets", num_ranks=2)
     assert done.returncode != 0

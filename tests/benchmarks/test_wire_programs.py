@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.test_programs import words_of_ranks
+from tests.marks import slow
 
 WIRE = ["-m", "benchmarks.wire"]
 SMALL = ["-b", "64K", "-n", "2"]
@@ -64,7 +65,7 @@ def test_what_mpi_cannot_do_is_absent_with_its_reason(launch):
     assert len(rows_of(done.stdout)) == 2
 
 
-@pytest.mark.parametrize("name", ["zcomm exact", "zcomm int8", "gloo tensor", "MPI"])
+@pytest.mark.parametrize("name", ["zcomm int8", *map(slow, ("zcomm exact", "gloo tensor", "MPI"))])
 def test_a_wrong_element_of_any_variant_is_found(launch, name):
     done = launch("-c", SPOILT.format(name=name), "all_gather", *SMALL, num_ranks=2)
     assert done.returncode != 0
@@ -76,9 +77,9 @@ def test_a_wrong_element_of_any_variant_is_found(launch, name):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--algorithm", "fast"], "fast"),
+        slow(["--algorithm", "fast"], "fast"),
         (["--codec", "int8,int4"], "takes one codec"),
-        (["-b", "16"], "less than 16 bytes for each of 2 ranks"),
+        slow(["-b", "16"], "less than 16 bytes for each of 2 ranks"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(launch, words, part):

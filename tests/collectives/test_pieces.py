@@ -53,7 +53,7 @@ def assert_same(found, expected):
             assert (one == other).all()
 
 
-@pytest.mark.parametrize(("world", "codec"), one_in(2, NODES, list(CODECS)))
+@pytest.mark.parametrize(("world", "codec"), one_in(4, NODES, list(CODECS)))
 def test_q15_pieces_and_windows_change_no_bit(monkeypatch, world, codec):
     expected = whole(monkeypatch, world, CODECS[codec])
     cut_small(monkeypatch)
@@ -193,7 +193,7 @@ def test_layouts_of_uneven_shards(monkeypatch, world, codec):
 
 
 @pytest.mark.parametrize(
-    ("world", "codec"), one_in(2, NODES, [None, "int8", "int4", "int8:block=4096"])
+    ("world", "codec"), one_in(4, NODES, [None, "int8", "int4", "int8:block=4096"])
 )
 def test_executed_bytes_are_planned_bytes(monkeypatch, world, codec):
     cut_small(monkeypatch)

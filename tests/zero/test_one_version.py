@@ -35,7 +35,7 @@ def watch(block, seen):
 
 @pytest.mark.parametrize(
     ("weights", "codes", "secondary", "dtype"),
-    one_in(2, [None, "int8"], [None, "int8"], [1, "node", 4, "persistent"], DTYPES),
+    one_in(3, [None, "int8"], [None, "int8"], [1, "node", 4, "persistent"], DTYPES),
 )
 def test_hashes(weights, codes, secondary, dtype):
     if codes is not None and (weights is None or secondary == "persistent"):
