@@ -16,7 +16,7 @@ def one_in(count, *axes):
     A value that is a tuple stands for several arguments.
 
     A combination is fast when the sum of its positions is a multiple of ``count``: every value of
-    every axis is then in a fast one, provided that an axis has ``count`` values or more.
+    every axis is then in a fast one, provided that two axes have ``count`` values or more.
     """
     cases = []
     for positions in itertools.product(*(range(len(axis)) for axis in axes)):

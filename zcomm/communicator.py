@@ -29,7 +29,7 @@ from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
 from zcomm.errors import ZcommError
 from zcomm.guard import PAYLOAD_NBYTES, Guard, check_sizes
-from zcomm.hops import CodecSpec, parse_codecs
+from zcomm.hops import CodecSpec
 from zcomm.issue import Issuer
 from zcomm.layout import Layout
 from zcomm.plan import Plan
@@ -471,9 +471,7 @@ class Communicator:
 
         With a codec bits depend on it; named in a call it is the same in every run.
         """
-        codecs = parse_codecs(codec, len(self.topology.levels))
-        made = self._planner.plan("reduce_scatter", layouts, codecs, "auto", op, reduce_dtype)
-        return made.how
+        return self._planner.reduction_algorithm(layouts, codec, op, reduce_dtype)
 
     def close(self) -> None:
         """Finish what was issued and release the transport; all ranks call it.

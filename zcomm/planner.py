@@ -106,6 +106,13 @@ class Planner:
             self._plans[key] = self._fastest([((plan,), plan) for plan in plans])
         return self._plans[key]
 
+    def reduction_algorithm(
+        self, layouts: Sequence[Layout], codec: CodecSpec, op: str, reduce_dtype: str | None
+    ) -> str:
+        """Return which algorithm "auto" is for a reduce_scatter, whatever its size."""
+        codecs = parse_codecs(codec, len(self._topology.levels))
+        return self.plan("reduce_scatter", layouts, codecs, "auto", op, reduce_dtype).how
+
     def all_reduce(
         self,
         tensors: tuple[tuple[str, int], ...],

@@ -21,7 +21,7 @@ from torch import nn
 
 from topology import Topology
 from zcomm import Communicator
-from zcomm.hops import CodecSpec, parse_codecs
+from zcomm.hops import CodecSpec
 from zcomm.layout import Layout
 from zcomm.plan import Plan
 from zcomm.planner import Planner
@@ -177,9 +177,7 @@ class _Stage:
         op: str = "avg",
     ) -> str:
         """See :meth:`zcomm.Communicator.reduction_algorithm`."""
-        codecs = parse_codecs(codec, len(self.topology.levels))
-        made = self._planner.plan("reduce_scatter", layouts, codecs, "auto", op, reduce_dtype)
-        return made.how
+        return self._planner.reduction_algorithm(layouts, codec, op, reduce_dtype)
 
     def _note(self, operation: Operation | Values, *, async_op: bool) -> _Rehearsed:
         self._script.append(Issue(operation))
