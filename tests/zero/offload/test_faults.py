@@ -158,3 +158,15 @@ def test_an_optimizer_that_raises(tmp_path):
             sharded(tokens(0, 0))
 
     on("1", program)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_killed_at_any_moment(launch, tmp_path):
+    """Twelve lives; what they train is what one that is never killed does, without offload."""
+    run = launch("-m", "tests.zero.offload.trainer", tmp_path, 12, 0, timeout=220)
+    assert run.returncode == 0, run.stdout + run.stderr
+    killed, resumed, same = run.stdout.split()[-3:]
+    assert int(killed) >= 6
+    assert int(resumed) > 0
+    assert same == "same"
