@@ -49,8 +49,16 @@ def main(*, as_json: bool) -> int:
     findings = examine()
     failed = any(finding.status is Status.MISSING for finding in findings)
     if launcher.started_rank() == 0:
-        print(to_json(findings) if as_json else to_text(findings))
+        print(to_json(findings) if as_json else to_text(findings), flush=True)
+    _leave_job()
     return int(failed)
+
+
+def _leave_job() -> None:
+    """Wait until rank 0 has printed: Open MPI ends all ranks once one has ended with an error."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def to_text(findings: list[Finding]) -> str:
@@ -180,23 +188,20 @@ def _launcher_family(mpirun: str) -> str:
 def _job(mpi: Any) -> Iterator[Finding]:
     """Start MPI and describe the job: its size, as MPI and as the launcher see it, its topology."""
     mpi.Init_thread(mpi.THREAD_MULTIPLE)
-    try:
-        world = mpi.COMM_WORLD
-        name, expected = launcher.started_size()
-        if world.size != expected:
-            yield Finding(
-                "MPI job",
-                f"{world.size} rank, but the launcher says {name}={expected}",
-                Status.MISSING,
-                "start programs with the mpirun of the MPI library above",
-            )
-        else:
-            yield Finding("MPI job", f"{world.size} ranks")
-        yield from _guarded("topology", lambda: _topology(world))
-        if remote.available():
-            yield from _guarded("memory of ranks", lambda: _reading_of(world))
-    finally:
-        mpi.Finalize()
+    world = mpi.COMM_WORLD
+    name, expected = launcher.started_size()
+    if world.size != expected:
+        yield Finding(
+            "MPI job",
+            f"{world.size} rank, but the launcher says {name}={expected}",
+            Status.MISSING,
+            "start programs with the mpirun of the MPI library above",
+        )
+    else:
+        yield Finding("MPI job", f"{world.size} ranks")
+    yield from _guarded("topology", lambda: _topology(world))
+    if remote.available():
+        yield from _guarded("memory of ranks", lambda: _reading_of(world))
 
 
 def _topology(world: Any) -> Iterator[Finding]:

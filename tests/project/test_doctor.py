@@ -41,6 +41,7 @@ def absent(name):
 
 def findings(run):
     assert "Traceback" not in run.stderr
+    assert run.stdout, (run.returncode, run.stderr)
     report = json.loads(run.stdout)
     return report["ok"], {finding.pop("name"): finding for finding in report["findings"]}
 
