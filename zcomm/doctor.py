@@ -17,13 +17,16 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import topology
 import zcomm
 from zcomm import environment, launcher
 from zcomm.transports import remote
 from zcomm.transports.nccl import load_nccl
+
+if TYPE_CHECKING:
+    from zcomm.advice import Advice
 
 
 class Status(enum.Enum):
@@ -206,17 +209,20 @@ def _job(mpi: Any) -> Iterator[Finding]:
 
 def _topology(world: Any) -> Iterator[Finding]:
     import topology
+    from zcomm.advice import about_cores
 
     spec = environment.text("ZCOMM_TOPOLOGY")
     found = topology.parse(spec, world.size) if spec else topology.discover(world)
     yield Finding("topology", found.describe())
     if world.rank == 0 and found.size > 1:
         yield from _guarded("algorithms", lambda: _algorithms(found))
+        yield from _guarded("cores", lambda: _advised(about_cores(found, world.rank)))
 
 
 def _algorithms(found: topology.Topology) -> Iterator[Finding]:
     """Say what ``algorithm="auto"`` takes at some sizes, and how it knows."""
     from zcomm import tuning
+    from zcomm.advice import about_codecs
     from zcomm.planner import Planner
     from zcomm.tune import OPERATIONS, numel_of
 
@@ -238,6 +244,13 @@ def _algorithms(found: topology.Topology) -> Iterator[Finding]:
         remedy = "`mpirun ... zcomm tune` measures this job"
         constants = "cost model with assumed constants"
         yield Finding("algorithm from", constants, Status.ABSENT, remedy)
+    yield from _advised(about_codecs(planner, found))
+
+
+def _advised(advice: "Iterator[Advice]") -> Iterator[Finding]:
+    for one in advice:
+        status = Status.ABSENT if one.better else Status.OK
+        yield Finding(f"faster: {one.about}", one.found, status, one.better)
 
 
 def _has_devices() -> bool:
