@@ -18,6 +18,7 @@ def environment() -> dict[str, str]:
     return inherited | {"PATH": os.pathsep.join([str(BIN), inherited.get("PATH", "")])}
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_documentation(tmp_path):
     document = (ROOT / "docs" / "backend.md").read_text()
     lines = re.search(r"^```bash\n(cat > try\.py .*?)^```", document, re.S | re.M)[1]
