@@ -60,10 +60,10 @@ def test_every_operation(ranks):
 
 @pytest.mark.suite
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_the_suite_of_torch_itself(part):
     pytest.importorskip("expecttest")
-    command = [sys.executable, "-m", "tests.torch.suite", "--slice", f"{part}/4"]
+    command = [sys.executable, "-m", "tests.torch.suite", "--slice", f"{part}/8"]
     run = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=880
     )

@@ -219,9 +219,7 @@ def deepspeed_stage(stage: int, folder: Path) -> list[float]:
         "zero_allow_untested_optimizer": True,
     }
     net = model()
-    engine, *_ = deepspeed.initialize(
-        model=net, optimizer=adamw(net), config=settings
-    )
+    engine, *_ = deepspeed.initialize(model=net, optimizer=adamw(net), config=settings)
     losses = []
     for step in range(STEPS):
         x = tokens(step, dist.get_rank())
