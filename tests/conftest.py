@@ -276,5 +276,7 @@ def child_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
     }
+    # Without a buffer a line is several writes, and the lines of ranks get mixed.
+    kept.pop("PYTHONUNBUFFERED", None)
     path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
