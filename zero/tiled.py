@@ -104,7 +104,7 @@ class Tile(nn.Linear):
             num_rows = min(height, self.out_features - start)
             yield start, self.weight.new_empty(num_rows, self.in_total, requires_grad=False)
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias in the dtype of x; the bias is of the tile's rows."""
         if x.dtype == self.weight.dtype:
             return functional.linear(x, self.weight, bias)
@@ -155,11 +155,12 @@ class TiledLinear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.in_sizes = _sizes("in", in_features, in_splits)
         self.out_sizes = _sizes("out", out_features, out_splits)
-        factory = {"device": device, "dtype": dtype}
-        self.tiles = nn.ModuleList(self._make_tiles(**factory))
-        self.bias = nn.Parameter(torch.empty(out_features, **factory)) if bias else None
+        self.tiles = nn.ModuleList(self._make_tiles(device=device, dtype=dtype))
+        self.bias: nn.Parameter | None = None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
         self.reset_parameters()
-        self.register_load_state_dict_pre_hook(_split_weight)
+        self.register_load_state_dict_pre_hook(_split_weight)  # type: ignore[no-untyped-call]
 
     def _make_tiles(self, **factory: Any) -> Iterator[Tile]:
         for rows in self.out_sizes:
@@ -228,9 +229,9 @@ class TiledLinear(nn.Module):
 
     def _multiply(self, x: Tensor) -> Tensor:
         num_in = len(self.in_sizes)
-        inputs = x.split(self.in_sizes, -1) if num_in > 1 else (x,)
+        inputs = torch.split(x, self.in_sizes, -1) if num_in > 1 else (x,)
         nothing: Sequence[Tensor | None] = [None] * len(self.out_sizes)
-        biases = nothing if self.bias is None else self.bias.split(self.out_sizes)
+        biases = nothing if self.bias is None else torch.split(self.bias, self.out_sizes)
         outputs = [
             _add_up(self.tiles[i * num_in : (i + 1) * num_in], inputs, bias)
             for i, bias in enumerate(biases)
