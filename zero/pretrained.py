@@ -14,14 +14,14 @@ from torch.autograd.graph import increment_version
 
 from zcomm.errors import CheckpointError
 from zero.checkpoint.agree import together
-from zero.checkpoint.capture import held_runs, is_decoded
+from zero.checkpoint.capture import is_decoded
 from zero.checkpoint.files import Reader
 from zero.edits import note_versions
 from zero.engine import Engine, engine_of
 from zero.exact import spread
 from zero.layout import Run, Slot
 from zero.states import in_memory_order
-from zero.unit import Buffer, Unit
+from zero.unit import Buffer, Unit, split
 
 SINGLE, MANY = "model.safetensors", "model.safetensors.index.json"
 
@@ -168,11 +168,24 @@ def _read(
 
 
 def _put(engine: Engine, unit: Unit, read: Sequence[tuple[Buffer, Run, Tensor]]) -> None:
-    for buffer, run, part in read:
-        held_runs(buffer)[run].copy_(part)
-        for master in buffer.own_masters():
-            if buffer.separate and master.run == run:
-                master.tensor.copy_(part)
+    for buffer in unit.buffers:
+        parts = {run: part for owner, run, part in read if owner is buffer}
+        if buffer.is_cut:
+            shard = buffer.load_shard()
+            for run, place in zip(buffer.runs, split(shard, buffer.runs), strict=True):
+                if run in parts:
+                    place.copy_(parts[run])
+            buffer.store_shard(shard)
+        else:
+            assert buffer.full is not None
+            for run, part in parts.items():
+                buffer.run_view(buffer.full, run).copy_(part)
+        if buffer.separate:
+            masters = buffer.load_masters()
+            for master, value in zip(buffer.masters, masters, strict=True):
+                if master.run in parts:
+                    value.copy_(parts[master.run])
+            buffer.store_masters(masters)
     unit.note_edit()
     if engine.config.stage == 3 or not unit.buffers:
         return

@@ -2,12 +2,13 @@
 
 In stages 1 and 2 owners send their parameters, through the weights codec where there is one; the
 owner uses the decoded values too. In stage 3 the next gather does that; with a persistent secondary
-it also gives the shards their values.
+it also gives the shards their values. Masters on disk are not read for it: the step that updated
+them passes their values on, in the parameters' dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -16,7 +17,7 @@ from zcomm import Communicator
 from zcomm.layout import Layout
 from zero.config import Config
 from zero.edits import note_versions
-from zero.unit import Unit, pack
+from zero.unit import Buffer, Unit, pack, split
 
 
 class Publisher:
@@ -33,18 +34,28 @@ class Publisher:
         """Tell whether parameters are the masters rounded, or also went through a codec."""
         return self._codec is None or not unit.quantise or self._comm.size == 1
 
-    def publish(self, unit: Unit) -> None:
-        """Give a unit's parameters the values of the masters; in stages 1 and 2 a collective."""
+    def lags(self, unit: Unit) -> bool:
+        """Tell whether shards keep what was published last, until the next gather."""
+        return self._persistent and not self.is_exact(unit)
+
+    def publish(self, unit: Unit, values: Mapping[Buffer, Tensor] | None = None) -> None:
+        """Give a unit's parameters the values of the masters; in stages 1 and 2 a collective.
+
+        Args:
+            unit: whose masters were stepped.
+            values: of buffers whose masters are on disk, those that were stepped: this rank's
+                trainable runs, one after the other, in the parameters' dtype.
+        """
         if not unit.trainable:
             return
+        values = values or {}
         unit.version += 1
         if self._stage in (1, 2):
-            self._send(unit)
-        else:
+            self._send(unit, values)
+        elif not self.lags(unit):
             for buffer in unit.trainable:
-                if buffer.separate and not (self._persistent and not self.is_exact(unit)):
-                    for master in buffer.masters:
-                        master.held.copy_(master.tensor)
+                if buffer.separate:
+                    self._keep(buffer, values)
         if self._stage < 3:
             for buffer in unit.trainable:
                 increment_version(
@@ -69,12 +80,41 @@ class Publisher:
             layouts.append(buffer.layout.all)
         self._gather(unit, shards, fulls, layouts)
 
-    def _send(self, unit: Unit) -> None:
+    def _keep(self, buffer: Buffer, values: Mapping[Buffer, Tensor]) -> None:
+        """Give the shard, or in stage 0 the whole buffer, the values."""
+        masters = [master.tensor for master in buffer.masters]
+        if buffer.columns is not None:
+            if buffer not in values:  # nothing was stepped
+                return
+            masters = split(values[buffer], [master.run for master in buffer.masters])
+        if buffer.stored is not None:
+            self._store(buffer, masters)
+        else:
+            for master, value in zip(buffer.masters, masters, strict=True):
+                master.held.copy_(value)
+
+    def _store(self, buffer: Buffer, masters: Sequence[Tensor]) -> None:
+        """Begin to write a new shard; frozen parameters stay as they are on disk."""
+        assert buffer.stored is not None
+        trainable = len(buffer.masters) == len(buffer.runs)
+        new = buffer.stored.empty() if trainable else buffer.stored.begin()
+        by_run = {m.run: value for m, value in zip(buffer.masters, masters, strict=True)}
+        for run, place in zip(buffer.runs, split(new.wait(), buffer.runs), strict=True):
+            if run in by_run:
+                place.copy_(by_run[run])
+        buffer.stored.begin_store(new)
+
+    def _send(self, unit: Unit, values: Mapping[Buffer, Tensor]) -> None:
         shards, fulls, layouts = [], [], []
         for buffer in unit.trainable:
             assert buffer.full is not None
-            masters = [master.tensor for master in buffer.masters]
-            shards.append(pack(masters, buffer.layout.dtype))
+            if buffer.columns is None:
+                masters = [master.tensor for master in buffer.masters]
+                shards.append(pack(masters, buffer.layout.dtype))
+            elif buffer in values:
+                shards.append(values[buffer])
+            else:  # nothing was stepped, and the parameters are the masters rounded
+                shards.append(pack([m.held for m in buffer.masters], buffer.layout.dtype))
             fulls.append(buffer.full)
             layouts.append(buffer.layout.trainable)
         self._gather(unit, shards, fulls, layouts)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from zero.gather import Gathering
 from zero.layout import stands_alone
+from zero.offload.drive import Faults
 from zero.reduce import Reducer
 from zero.saved import untraced
 from zero.unit import Buffer, Call, State, Unit
@@ -30,10 +31,13 @@ from zero.unit import Buffer, Call, State, Unit
 class Schedule:
     """Turns calls of modules and of autograd's hooks into gathers, reshards and reductions."""
 
-    def __init__(self, units: Sequence[Unit], gathering: Gathering, reducer: Reducer) -> None:
+    def __init__(
+        self, units: Sequence[Unit], gathering: Gathering, reducer: Reducer, faults: Faults
+    ) -> None:
         self._units = units
         self._gathering = gathering
         self._reducer = reducer
+        self._faults = faults
         self._plan = [unit for unit in reversed(units) if not unit.is_root]
         self._plan += [unit for unit in units if unit.is_root]
         self._in_backward = False
@@ -58,6 +62,7 @@ class Schedule:
 
     def _before_forward(self, unit: Unit) -> Callable[[nn.Module, Any], None]:
         def before_forward(module: nn.Module, args: Any) -> None:
+            self._faults.check()
             self._abandon_failed_backward()
             self._refuse_thawed(unit)
             if self._gathering.sharded:

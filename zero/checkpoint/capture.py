@@ -46,8 +46,8 @@ def key_of(kind: str, name: str, offset: int) -> str:
 
 def held_runs(buffer: Buffer) -> dict[Run, Tensor]:
     """Return this rank's runs as parameters' values, views of the shard or the whole buffer."""
-    if buffer.shard is not None:
-        return dict(zip(buffer.runs, split(buffer.shard, buffer.runs), strict=True))
+    if buffer.is_cut:
+        return dict(zip(buffer.runs, split(buffer.load_shard(), buffer.runs), strict=True))
     assert buffer.full is not None
     return {run: buffer.run_view(buffer.full, run) for run in buffer.runs}
 

@@ -1,0 +1,176 @@
+"""The optimizer's step, block by block (ZeRO-Infinity, arXiv 2104.07857, section 5.2.2).
+
+The ``step`` of any optimizer that treats elements alone is called once for each block, with the
+pieces of that block in its groups and nothing else; settings, hooks and what it returns stay as
+they are.
+
+1. Begin to read block k + 1, and wait for block k.
+2. Give its pieces their gradients, float32 and without the loss scale, and step them.
+3. Pass the new values on in the parameters' dtype.
+4. Begin to write block k, and wait for block k - 1.
+5. After the last block of a unit its parameters are published.
+
+What a reader must not assume: that a step which raised left the states as they were. Nothing can be
+done with them any more then, see :class:`~zero.offload.drive.Faults`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from zero.edits import differs, slot_was_edited
+from zero.offload.blocks import cut
+from zero.offload.drive import Faults
+from zero.offload.opened import gradient, part
+from zero.offload.pipeline import Job, Pipeline
+from zero.offload.stepping import States, Stepping, replace_step
+from zero.publish import Publisher
+from zero.unit import Buffer, Unit, pack, split
+
+Pieces = Sequence[tuple[Tensor, States]]
+
+
+class BlockStep:
+    """Steps the masters of all units block by block.
+
+    Attributes:
+        inverse: what gradients are multiplied by: one over the loss scale.
+        skipped: whether the step that comes changes nothing.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        publisher: Publisher,
+        faults: Faults,
+        *,
+        stage: int,
+        block_numel: int,
+    ) -> None:
+        self._units = [unit for unit in units if unit.trainable]
+        self._publisher = publisher
+        self._faults = faults
+        self._sends = stage < 3
+        self._blocks = {
+            buffer: cut([master.run.numel for master in buffer.masters], block_numel)
+            if buffer.columns is None
+            else buffer.columns.blocks
+            for unit in units
+            for buffer in unit.trainable
+        }
+        self.inverse = 1.0
+        self.skipped = False
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Put the step in blocks in the place of the optimizer's own.
+
+        Raises:
+            ValueError: somebody else replaced the step of this object before.
+        """
+        replace_step(optimizer, self._run)
+
+    def check(self) -> None:
+        """Raise OffloadError where a step before ended in its middle."""
+        self._faults.check()
+
+    def _run(self, stepping: Stepping) -> Any:
+        with self._faults.watch():
+            jobs = [[] if self.skipped else self._jobs(unit) for unit in self._units]
+            if not any(job.has_gradient for found in jobs for job in found):
+                stepping.step([], [])
+            if not self.skipped:
+                self._step(jobs, stepping)
+            return stepping.result
+
+    def _step(self, jobs: Sequence[Sequence[Job]], stepping: Stepping) -> None:
+        pipeline = Pipeline([job for found in jobs for job in found], stepping.optimizer.state)
+        for unit, found in zip(self._units, jobs, strict=True):
+            values = self._memory(unit, found)
+            for job in found:
+                with pipeline.next() as opened:
+                    pieces = opened.open()
+                    edited = self._absorb(unit, job, pieces)
+                    if job.has_gradient:
+                        opened.close(self._step_block(job, pieces, stepping))
+                    elif edited:
+                        opened.close([{} for _ in pieces])
+                    if job.buffer in values:
+                        _pass_on(job, pieces, values[job.buffer])
+            self._publisher.publish(unit, values)
+        pipeline.finish()
+
+    def _jobs(self, unit: Unit) -> list[Job]:
+        """Return the blocks of a unit that have a gradient.
+
+        Where parameters are not the masters rounded, those that have none are needed too: their
+        values are sent again.
+        """
+        found = []
+        decoded = self._sends and not self._publisher.is_exact(unit)
+        for buffer in unit.trainable:
+            for index, block in enumerate(self._blocks[buffer]):
+                masters = (buffer.masters[piece.master] for piece in block.pieces)
+                given = any(master.tensor.grad is not None for master in masters)
+                if given or (decoded and buffer.columns is not None):
+                    found.append(Job(buffer, index, block, given))
+        return found
+
+    def _memory(self, unit: Unit, jobs: Sequence[Job]) -> dict[Buffer, Tensor]:
+        """Return memory for the new values of buffers whose masters are on disk."""
+        values = {}
+        for buffer in () if self._publisher.lags(unit) else unit.trainable:
+            num_given = sum(job.buffer is buffer for job in jobs)
+            if buffer.columns is not None and num_given:
+                if num_given < len(self._blocks[buffer]):
+                    values[buffer] = pack(_held(buffer), buffer.layout.dtype)
+                else:
+                    numel = sum(block.numel for block in self._blocks[buffer])
+                    values[buffer] = torch.empty(numel, dtype=buffer.layout.dtype)
+        return values
+
+    def _step_block(self, job: Job, pieces: Pieces, stepping: Stepping) -> list[States]:
+        masters = [job.buffer.masters[piece.master] for piece in job.block.pieces]
+        for master, piece, (tensor, _) in zip(masters, job.block.pieces, pieces, strict=True):
+            tensor.grad = gradient(master, piece, self.inverse)
+        after = stepping.step([master.tensor for master in masters], pieces)
+        for tensor, _ in pieces:
+            tensor.grad = None
+        return after
+
+    def _absorb(self, unit: Unit, job: Job, pieces: Pieces) -> bool:
+        """Stages 1 and 2: carry edits of parameters to masters on disk, see zero.edits."""
+        if not self._sends or job.buffer.columns is None:
+            return False
+        found = False
+        exact = self._publisher.is_exact(unit)
+        for piece, (tensor, _) in zip(job.block.pieces, pieces, strict=True):
+            master = job.buffer.masters[piece.master]
+            held = part(master.held, piece)
+            if exact:
+                changed = differs(held, tensor.to(held.dtype))
+            else:
+                changed = torch.full(held.shape, slot_was_edited(job.buffer, master.run.slot))
+            if bool(changed.any()):
+                found = True
+                tensor.copy_(torch.where(changed, held.to(tensor.dtype), tensor))
+        return found
+
+
+def _pass_on(job: Job, pieces: Pieces, values: Tensor) -> None:
+    """Round a block's masters to their place among those of the buffer."""
+    for piece, (tensor, _) in zip(job.block.pieces, pieces, strict=True):
+        first = job.block.first + piece.start
+        values[first : first + piece.numel].copy_(tensor)
+
+
+def _held(buffer: Buffer) -> list[Tensor]:
+    """Return the values that the shard, or in stages 1 and 2 the whole buffer, has of masters."""
+    if buffer.stored is None:
+        return [master.held for master in buffer.masters]
+    shard = dict(zip(buffer.runs, split(buffer.load_shard(), buffer.runs), strict=True))
+    return [shard[master.run] for master in buffer.masters]
