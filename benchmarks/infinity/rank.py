@@ -50,6 +50,11 @@ class Job:
     block_numel: int
     output: str
 
+    @staticmethod
+    def block_for(limit: float) -> int:
+        """Return the elements of a block of the step that suit a limit: three are 5 % of it."""
+        return max(1 << 16, min(zero.Config.offload_numel, int(0.05 * limit / 36)))
+
     def to_text(self) -> str:
         """Return the job as one argument."""
         return json.dumps(asdict(self))
