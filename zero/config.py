@@ -272,8 +272,8 @@ class Config:
         """Return what a DeepSpeed configuration says about sharding.
 
         Stage, ``zero_quantized_weights``, ``zero_quantized_gradients``, ``fp16`` (loss scaling),
-        ``zero_hpz_partition_size`` and ``communication_data_type`` are honoured. Keys without
-        meaning here are named in one warning.
+        ``zero_hpz_partition_size``, ``communication_data_type`` and where ``offload_optimizer`` and
+        ``offload_param`` go are honoured. Keys without meaning here are named in one warning.
 
         Args:
             source: the path of the JSON file, or what it holds.

@@ -108,12 +108,15 @@ def load_pretrained(
         with together(engine.comm):
             weights = Weights(Path(path), reader)
             names, missing = match(weights, model, strict=strict)
-            read = {unit: list(_read(weights, names, unit)) for unit in engine.units}
+            streams = engine.offload is not None and engine.offload.drive is not None
+            read = {u: [] if streams else list(_read(weights, names, u)) for u in engine.units}
             buffers = {n: weights.whole(names[n]) for n, _ in model.named_buffers() if n in names}
         engine.gathering.forget()
         with torch.no_grad():
             for unit in engine.units:
-                _put(engine, unit, read[unit])
+                # What goes to the disk is read when it can be put there.
+                part = list(_read(weights, names, unit)) if streams else read[unit]
+                _put(engine, unit, part)
             for name, tensor in model.named_buffers():
                 if name in buffers:
                     tensor.copy_(buffers[name])

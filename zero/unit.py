@@ -158,6 +158,12 @@ class Buffer:
         """Whether this rank keeps its runs of the parameters only: stage 3."""
         return self.shard is not None or self.stored is not None
 
+    @property
+    def disk_nbytes(self) -> int:
+        """Bytes that this rank has on disk."""
+        columns = 0 if self.columns is None else self.columns.nbytes
+        return columns + (0 if self.stored is None else self.stored.nbytes)
+
     def load_shard(self) -> Tensor:
         """Return the shard: itself where it is in memory, else what the disk has of it."""
         if self.stored is not None:

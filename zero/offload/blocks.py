@@ -1,8 +1,9 @@
 """Blocks: the masters of a buffer, one after the other, cut into what a step holds at a time.
 
 Plain descriptions, no tensors. A **block** is what a step reads, updates and writes as one; a
-**piece** is what it holds of one master. Optimizers treat elements alone, so a master that is cut
-into pieces has the same bits as one that is not.
+**piece** is what it holds of one master. Masters are cut as parameters are, at multiples of 256
+elements from their start: torch's fused steps update the last elements of a tensor, fewer than a
+vector register holds, by other instructions than the rest, so that other cuts would change bits.
 
 A reader must not assume that a piece is a whole master, nor that all blocks have one size.
 """
@@ -12,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_GRID = 16
-"""Blocks are multiples of so many elements: 64 bytes of float32."""
+from zero.layout import cut
+
+GRID = 256
+"""A multiple of the elements of a vector register, whatever the processor."""
 
 
 @dataclass(frozen=True)
@@ -35,27 +38,23 @@ class Block:
     pieces: tuple[Piece, ...]
 
 
-def cut(numels: Sequence[int], most: int) -> tuple[Block, ...]:
+def cut_blocks(numels: Sequence[int], most: int) -> tuple[Block, ...]:
     """Cut masters of these sizes into blocks of about equal size.
 
     Args:
         numels: elements of each master.
-        most: elements of a block, rounded up to a multiple of 16.
+        most: elements of a block, to which at most 255 are added.
     """
-    total = sum(numels)
-    if not total:
-        return ()
-    count = -(-total // most)
-    size = -(-total // (count * _GRID)) * _GRID
-    return tuple(_block(numels, first, min(first + size, total)) for first in range(0, total, size))
-
-
-def _block(numels: Sequence[int], first: int, last: int) -> Block:
-    pieces = []
-    start = 0
-    for master, numel in enumerate(numels):
-        lo, hi = max(first, start), min(last, start + numel)
-        if lo < hi:
-            pieces.append(Piece(master, lo - start, hi - lo, lo - first))
-        start += numel
-    return Block(first, last - first, tuple(pieces))
+    count = -(-sum(numels) // most)
+    blocks: list[Block] = []
+    first = 0
+    for runs in cut(numels, count, GRID) if count else ():
+        pieces: list[Piece] = []
+        numel = 0
+        for run in runs:
+            pieces.append(Piece(run.slot, run.offset, run.numel, numel))
+            numel += run.numel
+        if pieces:
+            blocks.append(Block(first, numel, tuple(pieces)))
+        first += numel
+    return tuple(blocks)

@@ -76,13 +76,13 @@ class Columns:
         """Bytes on disk."""
         return sum(column.nbytes for columns in self._columns for column in columns.values())
 
+    def all_names(self) -> dict[str, torch.dtype]:
+        """Return the columns that any block has, and their dtypes."""
+        return {n: column.dtype for columns in self._columns for n, column in columns.items()}
+
     def names(self, index: int) -> tuple[str, ...]:
         """Return the columns that a block has."""
         return tuple(self._columns[index])
-
-    def dtype(self, index: int, name: str) -> torch.dtype:
-        """Return the dtype of a block's column."""
-        return self._columns[index][name].dtype
 
     def read(self, index: int, name: str) -> Loading:
         """Begin to read a block's column."""

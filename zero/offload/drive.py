@@ -66,6 +66,11 @@ class Drive:
         self.swap = swap
         self.faults = faults
 
+    @property
+    def buffers_nbytes(self) -> int:
+        """Bytes of the memory that is lent, or waits to be."""
+        return self.swap.buffers_nbytes
+
     def allocate(self, name: str, nbytes: int) -> Extent:
         """Reserve disk space."""
         with self.faults.watch():

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zero.config import Config
-from zero.offload.blocks import cut
+from zero.offload.blocks import cut_blocks
 from zero.offload.disk import STATE, VALUE, Columns, StoredShard
 from zero.offload.drive import Drive, Faults
 from zero.offload.opened import per_element
@@ -47,7 +47,7 @@ class Offload:
         name = f"{name or 'root'}.{buffer.layout.dtype}"
         if self._config.offload_optimizer == "nvme" and buffer.masters:
             numels = [master.run.numel for master in buffer.masters]
-            blocks = cut(numels, self._config.offload_numel)
+            blocks = cut_blocks(numels, self._config.offload_numel)
             columns = Columns(self.drive, name, numels, blocks)
             columns.store(VALUE, [master.tensor for master in buffer.masters])
             buffer.columns = columns
@@ -59,6 +59,11 @@ class Offload:
             buffer.shard = None
             for master in buffer.masters:
                 master.held = hidden(master.held)
+
+    @property
+    def transfers_nbytes(self) -> int:
+        """Bytes of memory that what goes to and from the disk has now."""
+        return 0 if self.drive is None else self.drive.buffers_nbytes
 
     def take_states(self, optimizer: Optimizer, buffers: Sequence[Buffer]) -> None:
         """Move states that an optimizer has in memory to the disk, but for those that are kept."""

@@ -24,11 +24,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zero.edits import differs, slot_was_edited
-from zero.offload.blocks import cut
+from zero.offload.blocks import cut_blocks
 from zero.offload.drive import Faults
 from zero.offload.opened import gradient, part
 from zero.offload.pipeline import Job, Pipeline
-from zero.offload.stepping import States, Stepping, replace_step
+from zero.offload.stepping import States, Stepping, refuse_state_dict, replace_step
 from zero.publish import Publisher
 from zero.unit import Buffer, Unit, pack, split
 
@@ -57,7 +57,7 @@ class BlockStep:
         self._faults = faults
         self._sends = stage < 3
         self._blocks = {
-            buffer: cut([master.run.numel for master in buffer.masters], block_numel)
+            buffer: cut_blocks([master.run.numel for master in buffer.masters], block_numel)
             if buffer.columns is None
             else buffer.columns.blocks
             for unit in units
@@ -73,6 +73,8 @@ class BlockStep:
             ValueError: somebody else replaced the step of this object before.
         """
         replace_step(optimizer, self._run)
+        if any(buffer.columns is not None for buffer in self._blocks):
+            refuse_state_dict(optimizer)
 
     def check(self) -> None:
         """Raise OffloadError where a step before ended in its middle."""

@@ -92,6 +92,19 @@ def replace_step(optimizer: Optimizer, run: Callable[[Stepping], Any]) -> None:
         )
 
 
+def refuse_state_dict(optimizer: Optimizer) -> None:
+    """Let ``state_dict`` and ``load_state_dict`` say that states are not in memory."""
+
+    def refuse(owner: Optimizer, *_: Any) -> None:
+        raise ValueError(
+            f"the states of this {type(owner).__name__} are on disk (offload_optimizer='nvme'):"
+            " use zero.save and zero.load"
+        )
+
+    optimizer.register_state_dict_pre_hook(refuse)
+    optimizer.register_load_state_dict_pre_hook(refuse)
+
+
 @contextmanager
 def _no_hooks(optimizer: Optimizer) -> Iterator[None]:
     """Keep the step of a base class from running the hooks again for every block."""

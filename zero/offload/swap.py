@@ -142,6 +142,11 @@ class Swap:
                 self._space.end - self._space.free,
             )
 
+    @property
+    def buffers_nbytes(self) -> int:
+        """Bytes of the buffers that are lent, or wait to be."""
+        return self._pool.lent_nbytes + self._pool.free_nbytes
+
     def allocate(self, name: str, nbytes: int) -> Extent:
         """Reserve disk space for ``nbytes`` >= 0 bytes; it has no content yet.
 
