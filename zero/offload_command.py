@@ -38,11 +38,10 @@ class PlanOffloadCommand:
         add("--process", type=size_nbytes, default=0.0, help="of it, what Python and torch take")
         add("--path", help="a folder on the disk: how much and how fast is measured there")
         add("--disk", type=size_nbytes, help="free bytes, instead of what is free there")
-        rate = {"type": size_nbytes, "metavar": "RATE"}
-        add("--read", **rate, help="of the disk, as 2.1GB/s, instead of measuring")
-        add("--mixed", **rate, help="of reading and writing at once, both together")
+        add("--read", type=size_nbytes, help="of the disk, as 2.1GB/s, instead of measuring")
+        add("--mixed", type=size_nbytes, help="reading and writing at once, both together")
         add("--update", type=float, help="elements per second that a rank steps")
-        add("--send", **rate, help="that a rank receives in a gather")
+        add("--send", type=size_nbytes, help="that a rank receives in a gather")
         add("--compute", type=float, default=0, help="seconds of forward and backward of a rank")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -69,9 +68,7 @@ class PlanOffloadCommand:
             console.print(line)
         console.print(table(found))
         taken = choice(found)
-        print(
-            "nothing fits" if taken is None else f"the fastest that fits: {taken}",
-        )
+        print("nothing fits" if taken is None else f"the fastest that fits: {taken}")
         return 1 if taken is None else 0
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from zero.config import Config
+from zero.config import Config, Place
 from zero.estimate import WIDE_NBYTES, Model, estimate
 from zero.offload_estimate import Offloaded, offloaded
 
-SETTINGS: Mapping[str, tuple[str | None, str | None]] = {
+SETTINGS: Mapping[str, tuple[Place | None, Place | None]] = {
     "none": (None, None),
     "optimizer cpu": ("cpu", None),
     "optimizer nvme": ("nvme", None),
