@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.infinity.rank import Job
 from benchmarks.training.model import GPT, Block, Shape
@@ -17,6 +21,9 @@ from zero.offload_probe import probe_disk, probe_send, probe_update
 
 PROCESS_NBYTES = 350e6
 """What Python, torch and MPI take of a rank's memory, about."""
+
+TIMED_SECONDS = 3.0
+"""For which blocks are computed: longer than the processes start apart."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +65,44 @@ def predict(job: Job, num_ranks: int, nbytes: float) -> Prediction:
             update=probe_update(num_ranks),
             send=probe_send(num_ranks),
         )
-        compute = compute_seconds(job.shape)
+        compute = compute_seconds(job.shape, num_ranks)
     finally:
         torch.set_num_threads(threads)
     planned = plan(job.config, sizes(job.shape), machine, num_ranks=num_ranks, compute=compute)
     return Prediction(machine, compute, planned)
 
 
-def compute_seconds(shape: Shape) -> float:
-    """Return the seconds of forward, recomputation and backward of one sequence, a block timed."""
+def compute_seconds(shape: Shape, num_ranks: int) -> float:
+    """Return the seconds of forward, recomputation and backward of one sequence on each rank.
+
+    A block is timed, in as many processes at once: they share caches and memory.
+    """
+    program = [sys.executable, "-m", "benchmarks.infinity.predict", json.dumps(asdict(shape))]
+    running = [
+        subprocess.Popen(program, stdout=subprocess.PIPE, text=True) for _ in range(num_ranks)
+    ]
+    seconds = [float(process.communicate()[0]) for process in running]
+    return shape.depth * max(seconds)
+
+
+def block_seconds(shape: Shape) -> float:
+    """Return the seconds of a block, the median of those in a few seconds."""
+    torch.set_num_threads(1)
     random = torch.Generator().manual_seed(0)
-    block = Block(replace(shape, depth=1), random).to(torch.bfloat16)
+    # Two, in turns: the weights of a block that comes next are in no cache.
+    blocks = [Block(replace(shape, depth=1), random).to(torch.bfloat16) for _ in range(2)]
     x = torch.randn(1, shape.context, shape.width, generator=random).requires_grad_()
-    seconds = []
-    for _ in range(4):
+    seconds: list[float] = []
+    until = time.perf_counter() + TIMED_SECONDS
+    while time.perf_counter() < until or len(seconds) < 3:
         start = time.perf_counter()
-        with torch.no_grad():
-            block(x)
-        block(x).sum().backward()
+        block = blocks[len(seconds) % 2]
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+        for parameter in block.parameters():
+            parameter.grad = None
         seconds.append(time.perf_counter() - start)
-    return shape.depth * statistics.median(seconds[1:])
+    return statistics.median(seconds[1:])
+
+
+if __name__ == "__main__":
+    print(block_seconds(Shape(**json.loads(sys.argv[1]))))
