@@ -59,7 +59,9 @@ class Gathering:
         self._comm = comm
         self._codec = config.weights_codec
         self._seed = config.seed
-        self._prefetch = config.prefetch if comm.size > 1 else 0
+        # One rank alone has nothing to wait for but its disk.
+        waits = comm.size > 1 or config.offload_params == "nvme"
+        self._prefetch = config.prefetch if waits else 0
         self._ahead: dict[Unit, Fetch] = {}
         self._order = Order()
         self.pool = Pool()

@@ -11,6 +11,7 @@ A reader must not assume that a column has values for a master whose state does 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from torch import Tensor
 from zero.offload.blocks import Block
 from zero.offload.drive import Drive, Watched
 from zero.offload.swap import Extent
+
+_IN_FLIGHT = 2
 
 VALUE = "value"
 STATE = "state."
@@ -113,16 +116,26 @@ class Columns:
         dtypes = {c[name].dtype for c in self._columns if name in c}
         (dtype,) = dtypes or {torch.float32}
         whole = torch.zeros(sum(self._numels), dtype=dtype)
+        reading: deque[tuple[Block, Loading]] = deque()
+
+        def take() -> None:
+            block, loading = reading.popleft()
+            whole[block.first : block.first + block.numel].copy_(loading.wait())
+            loading.release()
+
         for index, block in enumerate(self.blocks):
             if name in self._columns[index]:
-                loading = self.read(index, name)
-                whole[block.first : block.first + block.numel].copy_(loading.wait())
-                loading.release()
+                reading.append((block, self.read(index, name)))
+            if len(reading) == _IN_FLIGHT:
+                take()
+        while reading:
+            take()
         return list(torch.split(whole, list(self._numels)))
 
     def store(self, name: str, parts: Sequence[Tensor | None]) -> None:
         """Write a column of all masters; None is zero."""
         dtype = next(part.dtype for part in parts if part is not None)
+        writing: deque[tuple[Watched, Loading]] = deque()
         for index, block in enumerate(self.blocks):
             memory = self.empty(index, dtype)
             for piece in block.pieces:
@@ -130,8 +143,11 @@ class Columns:
                 if part is not None:
                     place = memory.tensor[piece.start : piece.start + piece.numel]
                     place.copy_(part[piece.offset : piece.offset + piece.numel])
-            self.write(index, name, memory.tensor).wait()
-            memory.release()
+            writing.append((self.write(index, name, memory.tensor), memory))
+            if len(writing) == _IN_FLIGHT:
+                _settle(*writing.popleft())
+        while writing:
+            _settle(*writing.popleft())
 
     def forget_states(self) -> None:
         """Free the columns of all states."""
@@ -187,6 +203,11 @@ class StoredShard:
     def settle(self) -> None:
         """Wait for what is being written."""
         if self._writing is not None:
-            (pending, loading), self._writing = self._writing, None
-            pending.wait()
-            loading.release()
+            writing, self._writing = self._writing, None
+            _settle(*writing)
+
+
+def _settle(writing: Watched, memory: Loading) -> None:
+    """Wait for what is being written, and give its memory back."""
+    writing.wait()
+    memory.release()

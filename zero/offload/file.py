@@ -52,10 +52,10 @@ class SwapFile:
         try:
             # Open, the folder keeps its inode number, which no later one can have.
             self._folder_descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-            weakref.finalize(self, os.close, self._folder_descriptor)
+            self._closers = [weakref.finalize(self, os.close, self._folder_descriptor)]
             self._folder_stat = os.fstat(self._folder_descriptor)
             self.descriptor, self.direct = _opened(self.folder)
-            weakref.finalize(self, os.close, self.descriptor)
+            self._closers.append(weakref.finalize(self, os.close, self.descriptor))
         except OSError as error:
             raise OffloadError(
                 f"no swap file can be made in {self.folder}: {error.strerror}", path=self.folder
@@ -66,6 +66,11 @@ class SwapFile:
                 " cache, which takes memory and time",
                 self.folder,
             )
+
+    def close(self) -> None:
+        """Give the disk space back; no thread is at it, nor will be. Again, it does nothing."""
+        for closer in self._closers:
+            closer()
 
     def check(self) -> None:
         """Make sure that the path still names the folder in which the file was made.

@@ -32,6 +32,19 @@ class SwapStats:
     used_nbytes: int
 
 
+class Waits:
+    """Seconds for which callers were blocked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count some more."""
+        with self._lock:
+            self.seconds += seconds
+
+
 class Meter:
     """Bytes of one direction, and the seconds in which some were in flight."""
 

@@ -26,7 +26,7 @@ from zero.offload.file import SwapFile
 from zero.offload.memory import BufferPool, Memory, memory_of, rounded
 from zero.offload.pending import Pending
 from zero.offload.space import Space
-from zero.offload.stats import Meter, SwapStats
+from zero.offload.stats import Meter, SwapStats, Waits
 
 logger = logging.getLogger("zcomm")
 
@@ -105,10 +105,9 @@ class Swap:
         self._reserved = 0
         self._contents: dict[Extent, _Content] = {}
         self._pool = BufferPool()
-        self._written, self._read = Meter(), Meter()
+        self._written, self._read, self._waits = Meter(), Meter(), Waits()
         # Workers take it while a caller may hold the other one and wait for them.
         self._ledger = threading.Lock()
-        self._wait_seconds = 0.0
         self._failed: list[tuple[Pending, BaseException]] = []
         self._workers = ThreadPoolExecutor(num_threads, thread_name_prefix=f"swap-{rank}")
 
@@ -137,7 +136,7 @@ class Swap:
                 self._read.nbytes,
                 self._written.seconds,
                 self._read.seconds,
-                self._wait_seconds,
+                self._waits.seconds,
                 self._reserved,
                 self._space.end - self._space.free,
             )
@@ -296,13 +295,15 @@ class Swap:
 
         A failure that nobody waited for is logged.
         """
-        if self._file is None:
+        with self._lock:
+            file, self._file = self._file, None
+        if file is None:
             return
         if os.getpid() == self._process:  # a forked child has neither the threads nor the work
             self._workers.shutdown()
             for _, error in self._unreported():
                 logger.error("rank %d: nobody waited for this: %s", self.rank, error)
-        self._file = None
+        file.close()
         self._contents.clear()
         self._pool.clear()
 
@@ -311,7 +312,7 @@ class Swap:
             yield memory[start : start + self._piece_nbytes]
 
     def _started(self, move: Callable[[int, Memory], None], pieces: list[Memory]) -> Pending:
-        pending = Pending(self._waited)
+        pending = Pending(self._waits.add)
 
         def run(index: int, piece: Memory) -> None:
             try:
@@ -324,10 +325,6 @@ class Swap:
         for index, piece in enumerate(pieces):
             pending.add(self._workers.submit(run, index, piece))
         return pending
-
-    def _waited(self, seconds: float) -> None:
-        with self._ledger:
-            self._wait_seconds += seconds
 
     def _unreported(self) -> list[tuple[Pending, BaseException]]:
         with self._ledger:

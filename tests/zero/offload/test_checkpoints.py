@@ -6,26 +6,31 @@ from safetensors.torch import load_file, save_file
 
 import zero
 import zero.checkpoint.files
-from tests.marks import one_in
+from tests.marks import slow
 from tests.zero.models import Tower, make
-from tests.zero.offload.runs import PLACES, offloaded
+from tests.zero.offload.runs import offloaded
 from tests.zero.runs import adamw, assert_same_bits, on, shard, whole
-from tests.zero.test_checkpoint import CONFIGS, DTYPES, one_step, schedule
+from tests.zero.test_checkpoint import CONFIGS, one_step, schedule
 from tests.zero.test_meta import Model
 from zero.checkpoint.deferred import Deferred
 from zero.offload.engine import Offload
 
-NAMES = ["stage 1 int8", "stage 2", "stage 3", "codes", "persistent"]
-
 
 @pytest.mark.parametrize(
     ("name", "places", "dtype"),
-    one_in(
-        7,
-        NAMES,
-        [(a, b) for a in (None, *PLACES) for b in (None, *PLACES) if a or b],
-        DTYPES,
-    ),
+    [
+        ("stage 3", ("nvme both", None), torch.bfloat16),
+        slow("stage 3", (None, "nvme both"), torch.float32),
+        slow("stage 3", ("cpu", "cpu nvme"), torch.bfloat16),
+        slow("stage 3", ("nvme params", "nvme"), torch.bfloat16),
+        slow("stage 2", ("nvme", None), torch.float32),
+        slow("stage 2", ("cpu", "nvme"), torch.bfloat16),
+        slow("stage 1 int8", ("nvme", "nvme"), torch.bfloat16),
+        slow("stage 1 int8", (None, "nvme"), torch.float32),
+        slow("codes", ("nvme both", "nvme both"), torch.bfloat16),
+        slow("persistent", ("nvme both", None), torch.bfloat16),
+        slow("persistent", (None, "nvme both"), torch.float32),
+    ],
 )
 def test_resumed_with_another_offload(name, places, dtype, tmp_path):
     """The oracle is the run that was not interrupted, without offload."""
@@ -74,6 +79,7 @@ def saved(path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["1", "2x2"])
 def test_other_ranks_export_and_pretrained(topology, tmp_path):
     model, other = make(Tower, dtype=torch.bfloat16), make(Tower, dtype=torch.bfloat16, seed=1)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import zero
-from tests.marks import one_in
 from tests.zero.models import Reordered, make, tokens
 from tests.zero.offload.runs import OPTIMIZERS, PLACES, compare, compare_training
 from tests.zero.runs import adamw, gradients, shard, whole
@@ -18,28 +17,47 @@ STAGES = [zero.Config(stage=stage) for stage in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
-    ("place", "config", "topology", "dtype"),
-    one_in(18, list(PLACES), STAGES, ["1", "2", "2x2"], DTYPES),
+    ("place", "stage", "topology", "dtype", "name"),
+    [
+        ("nvme both", 3, "2x2", torch.bfloat16, "adamw"),
+        ("nvme", 1, "2", torch.float32, "momentum"),
+        ("nvme", 2, "2", torch.bfloat16, "amsgrad"),
+        ("cpu", 3, "2", torch.bfloat16, "adamw"),
+        ("cpu nvme", 3, "1", torch.float32, "rmsprop"),
+    ],
 )
+def test_some_of_everything(place, stage, topology, dtype, name, tmp_path):
+    config, optimizer = zero.Config(stage=stage), OPTIMIZERS[name]
+    compare_training(topology, config, place, tmp_path, dtype=dtype, optimizer=optimizer, clip=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("topology", ["1", "2", "2x2"])
+@pytest.mark.parametrize("config", STAGES, ids=["1", "2", "3"])
+@pytest.mark.parametrize("place", PLACES)
 def test_places_and_stages(place, config, topology, dtype, tmp_path):
     compare_training(topology, config, place, tmp_path, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "config", "topology"),
-    one_in(13, list(OPTIMIZERS), ["nvme both", "cpu"], STAGES, ["2", "1", "2x2"]),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["nvme both", "cpu"])
+@pytest.mark.parametrize("topology", ["1", "2", "2x2"])
+@pytest.mark.parametrize("config", STAGES, ids=["1", "2", "3"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name, place, config, topology, tmp_path):
-    compare_training(topology, config, place, tmp_path, optimizer=OPTIMIZERS[name], steps=3)
+    compare_training(topology, config, place, tmp_path, optimizer=OPTIMIZERS[name])
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "dtype"), one_in(4, list(CONFIGS)[1:], list(PLACES), DTYPES)
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("place", ["nvme both", "nvme", "cpu nvme", "cpu"])
+@pytest.mark.parametrize("name", list(CONFIGS)[4:])
 def test_codecs_and_secondaries(name, place, dtype, tmp_path):
     compare_training("2x2", CONFIGS[name], place, tmp_path, dtype=dtype, micro=2, clip=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"micro": 4}, {"micro": 3, "no_sync": True}])
 @pytest.mark.parametrize("place", ["nvme both", "cpu"])
 def test_accumulation(place, options, tmp_path):
@@ -48,6 +66,7 @@ def test_accumulation(place, options, tmp_path):
     assert all(norm > 0 for outcome in found for norm in outcome.norms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secondary", ["node", 2, 1, "persistent"])
 def test_secondary_is_refreshed(secondary, tmp_path):
     """H5: the loss falls."""
@@ -67,6 +86,7 @@ def test_secondary_is_refreshed(secondary, tmp_path):
     assert found[0].losses[-1] < 0.8 * found[0].losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["nvme both", "cpu"])
 @pytest.mark.parametrize("stage", [1, 3])
 def test_float16_with_steps_that_are_skipped(place, stage, tmp_path):
@@ -89,6 +109,7 @@ def test_float16_with_steps_that_are_skipped(place, stage, tmp_path):
     assert 0 < sum(skipped) < len(skipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["nvme both", "nvme", "cpu"])
 @pytest.mark.parametrize("codec", [None, "int8"])
 @pytest.mark.parametrize("stage", [1, 3])
@@ -110,6 +131,7 @@ def test_parameters_used_late_frozen_or_never(place, codec, stage, tmp_path):
     compare("2x2", program, config, place, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["nvme both", "nvme", "nvme params"])
 @pytest.mark.parametrize("codec", [None, "int8"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -138,6 +160,7 @@ def test_edits_between_steps(place, codec, stage, tmp_path):
     compare("2x2", program, config, place, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["nvme both", "cpu"])
 def test_states_that_exist_before(place, tmp_path):
     model = make(Reordered)
