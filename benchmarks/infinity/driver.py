@@ -164,8 +164,8 @@ def describe(predicted: Prediction) -> str:
     machine, planned = predicted.machine, predicted.planned
     return (
         f"disk {machine.read / 1e9:.2f} GB/s reading, {machine.mixed / 1e9:.2f} GB/s both ways;"
-        f" update {machine.update / 1e6:.0f} M elements/s a rank; a rank computes"
-        f" {predicted.compute:.1f} s a step\n"
+        f" a rank steps {machine.update / 1e6:.0f} M elements/s, receives"
+        f" {machine.send / 1e9:.2f} GB/s and computes {predicted.compute:.1f} s a step\n"
         f"predicted: {gigabytes(planned.nbytes.memory)} GB of memory a rank and about"
         f" {gigabytes(PROCESS_NBYTES)} GB for the process, {gigabytes(planned.nbytes.disk)} GB on"
         f" disk, {gigabytes(planned.moved)} GB moved and {planned.seconds:.1f} s a step"

@@ -44,7 +44,7 @@ class Limited:
 
 def free(job: Job, num_ranks: int) -> Trained | None:
     """Run without a limit."""
-    return _run(job, [_mpirun(), "-n", str(num_ranks)])
+    return _run(job, [], num_ranks)
 
 
 def limited(job: Job, num_ranks: int, nbytes: int) -> Limited:
@@ -52,7 +52,7 @@ def limited(job: Job, num_ranks: int, nbytes: int) -> Limited:
     with groups(num_ranks, nbytes) as made:
         paths = [str(group.path) for group in made] or [WATCHDOG] * num_ranks
         enter = [sys.executable, "-m", "benchmarks.infinity.limit", str(nbytes), *paths, "--"]
-        trained = _run(job, [_mpirun(), "-n", str(num_ranks), *enter])
+        trained = _run(job, enter, num_ranks)
         return Limited(
             trained,
             enforcer(made),
@@ -77,11 +77,16 @@ def _mpirun() -> str:
     return found
 
 
-def _run(job: Job, words: Sequence[str]) -> Trained | None:
+def call(before: Sequence[str], module: Sequence[str], num_ranks: int) -> int:
+    """Run a module with its arguments on all ranks, behind ``before``; return the exit code."""
+    words = [_mpirun(), "-n", str(num_ranks), *before, sys.executable, "-m", *module]
+    return subprocess.call(words, env=SETTINGS | os.environ)
+
+
+def _run(job: Job, before: Sequence[str], num_ranks: int) -> Trained | None:
     output = Path(job.output)
     output.unlink(missing_ok=True)
-    program = [sys.executable, "-m", "benchmarks.infinity.rank", job.to_text()]
-    code = subprocess.call([*words, *program], env=SETTINGS | os.environ)
+    code = call(before, ["benchmarks.infinity.rank", job.to_text()], num_ranks)
     if code or not output.exists():
         return None
     return Trained(**json.loads(output.read_text()))

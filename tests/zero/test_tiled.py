@@ -247,6 +247,15 @@ def test_all_stages_have_the_same_bits(config, autocast, recompute):
         assert_same_bits(outcome[2], wanted[2])
 
 
+def test_tiles_on_disk_have_the_same_bits(tmp_path):
+    model = seeded(lambda: Model(splits={"in_splits": 2, "out_splits": 3}, recompute="plain"))
+    places = {"offload_optimizer": "nvme", "offload_params": "nvme", "nvme_path": tmp_path}
+    config = zero.Config(**places, offload_numel=256)
+    for outcome, wanted in zip(on("1x2", train, model, config), reference(False), strict=True):
+        assert outcome[:2] == wanted[:2]
+        assert_same_bits(outcome[2], wanted[2])
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_training_follows_ordinary_layers(autocast):
     model = seeded(Model)
