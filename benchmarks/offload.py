@@ -5,15 +5,15 @@
 AdamW, fused, in turns on the same parameters and gradients:
 
 - **torch**: ``torch.optim.AdamW(fused=True)`` on whole float32 tensors: what the processor can do.
+  Of a bfloat16 model with conversions of all gradients before, and of all parameters after.
 - **cpu**: the step of ``offload_optimizer="cpu"``, in blocks.
 - **io**: the same blocks read from the disk and written back, nothing computed: what the disk can
   do.
 - **nvme**: the step of ``offload_optimizer="nvme"``.
 
 Seconds are those between torch's hooks before and after the step, on one rank: the norm and the
-agreement on finite gradients, which come before, are in none. Of 16-bit parameters cpu and nvme
-also convert gradients and parameters. Medians over the turns. The exit code is 1 when parameters
-differ from torch's by more than 1e-6 of their norm (float32), or cpu and nvme from each other.
+agreement on finite gradients, which come before, are in none. Medians over the turns. The exit code
+is 1 when parameters differ from torch's by more than 1e-6 of their norm.
 """
 
 from __future__ import annotations
@@ -101,25 +101,37 @@ class Stepped:
     """A model and its optimizer, whose steps are timed without what zero's hooks do."""
 
     def __init__(self, options: Options, comm: Communicator, place: Place | None) -> None:
-        dtype = torch.float32 if place is None else getattr(torch, options.dtype)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.model = nn.Sequential(*(_unit() for _ in range(options.params // UNIT_NUMEL)))
-        # Torch steps what the masters of 16-bit parameters are.
-        self.model.to(getattr(torch, options.dtype)).to(dtype)
-        self.optimizer: Optimizer = AdamW(self.model.parameters(), fused=True)
-        if place is not None:
-            config = zero.Config(
-                offload_optimizer=place, nvme_path=options.folder if place == "nvme" else None
-            )
-            zero.shard(self.model, self.optimizer, config, comm=comm)
+        self.model.to(getattr(torch, options.dtype))
+        self.optimizer = self._optimizer(options, comm, place)
         self._seconds = 0.0
         self.optimizer.register_step_pre_hook(self._begin)
         self.optimizer.register_step_post_hook(self._end)
         self._grads = [
-            torch.randn(tensor.numel(), generator=torch.Generator().manual_seed(i)).to(dtype)
-            for i, tensor in enumerate(self.optimizer.param_groups[0]["params"])
+            torch.randn(t.numel(), generator=torch.Generator().manual_seed(i)).to(self._dtype)
+            for i, t in enumerate(self.stepped)
         ]
+
+    def _optimizer(self, options: Options, comm: Communicator, place: Place | None) -> Optimizer:
+        self._dtype: torch.dtype = getattr(torch, options.dtype)
+        parameters = list(self.model.parameters())
+        self._masters: list[Tensor] = []
+        if place is None and self._dtype != torch.float32:
+            self._masters = [parameter.detach().float() for parameter in parameters]
+        optimizer = AdamW(self._masters or parameters, fused=True)
+        if place is not None:
+            folder = options.folder if place == "nvme" else None
+            config = zero.Config(offload_optimizer=place, nvme_path=folder)
+            zero.shard(self.model, optimizer, config, comm=comm)
+        return optimizer
+
+    @property
+    def stepped(self) -> list[Tensor]:
+        """The tensors in the optimizer's group."""
+        tensors: list[Tensor] = self.optimizer.param_groups[0]["params"]
+        return tensors
 
     def _begin(self, *_: object) -> None:
         self._seconds -= time.perf_counter()
@@ -129,11 +141,21 @@ class Stepped:
 
     def step(self) -> float:
         """Step, and return how long it took."""
-        for tensor, grad in zip(self.optimizer.param_groups[0]["params"], self._grads, strict=True):
-            tensor.grad_dtype = None
-            tensor.grad = grad.view(tensor.shape)
         self._seconds = 0.0
+        grads = [g.view(t.shape) for t, g in zip(self.stepped, self._grads, strict=True)]
+        if self._masters:
+            self._begin()
+            grads = [grad.float() for grad in grads]
+            self._end()
+        for tensor, grad in zip(self.stepped, grads, strict=True):
+            tensor.grad_dtype = None
+            tensor.grad = grad
         self.optimizer.step()
+        if self._masters:
+            self._begin()
+            for parameter, master in zip(self.model.parameters(), self._masters, strict=True):
+                parameter.data.copy_(master)
+            self._end()
         return self._seconds
 
     def parameters(self) -> Tensor:
@@ -232,7 +254,7 @@ def _measure(options: Options, comm: Communicator) -> int:
     print(f"# medians\n{_row(_median(turns))}")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(turn) for turn in turns]) + "\n")
-    return _check(options, {name: model.parameters() for name, model in stepped.items()})
+    return _check({name: model.parameters() for name, model in stepped.items()})
 
 
 def _row(turn: Turn) -> str:
@@ -247,15 +269,13 @@ def _median(turns: list[Turn]) -> Turn:
     return Turn(**{name: statistics.median(getattr(t, name) for t in turns) for name in names})
 
 
-def _check(options: Options, found: dict[str, Tensor]) -> int:
-    if not torch.equal(found["cpu"], found["nvme"]):
-        print("# WRONG: cpu and nvme have other bits")
-        return 1
-    if options.dtype == "float32":
-        off = float((found["cpu"] - found["torch"]).norm() / found["torch"].norm())
-        print(f"# parameters differ from torch's by {off:.1e} of their norm")
-        return int(off > ALLOWED)
-    return 0
+def _check(found: dict[str, Tensor]) -> int:
+    code = 0
+    for name in ("cpu", "nvme"):
+        off = float((found[name] - found["torch"]).norm() / found["torch"].norm())
+        print(f"# {name}: parameters differ from torch's by {off:.1e} of their norm")
+        code |= int(not off <= ALLOWED)
+    return code
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ class Config:
             which run block by block. ``"cpu"``: in host memory; ``"nvme"``: in files.
         offload_params: stage 3: where the shard of the parameters is between gathers, likewise.
         nvme_path: a folder on the disk of ``"nvme"``; it may differ from rank to rank.
-        offload_numel: elements of a block, of which a step has three in memory. No bit depends on
-            it, nor on any offload.
+        offload_numel: elements of a block on disk, of which a step has three in memory; in memory
+            blocks are four times as large. No bit depends on it, nor on any offload.
         max_skipped_steps: consecutive steps with non-finite gradients before step() raises.
         seed: base seed of codecs with ``rounding=stochastic``. Draws depend on it, the unit, the
             shard and the version of the parameters, so every gather of a version gives one result.

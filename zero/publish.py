@@ -9,6 +9,7 @@ them passes their values on, in the parameters' dtype.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -18,6 +19,9 @@ from zcomm.layout import Layout
 from zero.config import Config
 from zero.edits import note_versions
 from zero.unit import Buffer, Unit, pack, split
+
+if TYPE_CHECKING:
+    from zero.offload.disk import StoredShard
 
 
 class Publisher:
@@ -29,6 +33,7 @@ class Publisher:
         self._codec = config.weights_codec
         self._seed = config.seed
         self._persistent = config.secondary == "persistent"
+        self._behind: StoredShard | None = None
 
     def is_exact(self, unit: Unit) -> bool:
         """Tell whether parameters are the masters rounded, or also went through a codec."""
@@ -94,7 +99,7 @@ class Publisher:
                 master.held.copy_(value)
 
     def _store(self, buffer: Buffer, masters: Sequence[Tensor]) -> None:
-        """Begin to write a new shard; frozen parameters stay as they are on disk."""
+        """Begin to write a new shard behind the one before; frozen parameters stay as they are."""
         assert buffer.stored is not None
         trainable = len(buffer.masters) == len(buffer.runs)
         new = buffer.stored.empty() if trainable else buffer.stored.begin()
@@ -103,6 +108,9 @@ class Publisher:
             if run in by_run:
                 place.copy_(by_run[run])
         buffer.stored.begin_store(new)
+        if self._behind is not None:
+            self._behind.settle()
+        self._behind = buffer.stored
 
     def _send(self, unit: Unit, values: Mapping[Buffer, Tensor]) -> None:
         shards, fulls, layouts = [], [], []
@@ -113,8 +121,10 @@ class Publisher:
                 shards.append(pack(masters, buffer.layout.dtype))
             elif buffer in values:
                 shards.append(values[buffer])
-            else:  # nothing was stepped, and the parameters are the masters rounded
-                shards.append(pack([m.held for m in buffer.masters], buffer.layout.dtype))
+            else:  # nothing was stepped
+                exact = self.is_exact(unit)
+                held = [m.held for m in buffer.masters] if exact else buffer.load_masters()
+                shards.append(pack(held, buffer.layout.dtype))
             fulls.append(buffer.full)
             layouts.append(buffer.layout.trainable)
         self._gather(unit, shards, fulls, layouts)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -120,9 +121,16 @@ class Schedule:
             tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
 
     def _collector(self, buffer: Buffer, index: int) -> Callable[[Tensor], None]:
+        # Python's collector does not see through this hook of a tensor: a model whose parameters
+        # held what holds them would never be freed.
+        schedule, place = ref(self), ref(buffer)
+
         def collect(parameter: Tensor) -> None:
-            self._begin()
-            self._reducer.collect(buffer, index)
+            owner, found = schedule(), place()
+            assert owner is not None
+            assert found is not None
+            owner._begin()
+            owner._reducer.collect(found, index)
 
         return collect
 

@@ -121,7 +121,8 @@ def _stream(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in loaded(tensors):
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+            data = tensor.contiguous().reshape(-1).view(torch.uint8)
+            file.write(memoryview(data.numpy()))
 
 
 def _sync_file(path: Path) -> None:

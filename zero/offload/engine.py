@@ -7,7 +7,6 @@ files of this rank under ``Config.nvme_path``.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -38,7 +37,6 @@ class Offload:
         self.drive: Drive | None = None
         if config.nvme_path is not None:
             self.drive = Drive(Swap(config.nvme_path, rank=rank), self.faults)
-            weakref.finalize(self, self.drive.swap.close)
 
     def adopt(self, buffer: Buffer, name: str) -> None:
         """Move the masters and the shard of a new buffer to where they belong."""

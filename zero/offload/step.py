@@ -34,6 +34,10 @@ from zero.unit import Buffer, Unit, pack, split
 
 Pieces = Sequence[tuple[Tensor, States]]
 
+IN_MEMORY = 4
+"""Blocks of masters that stay in memory are so many times as large: a step in fewer calls, and of
+their elements only the gradient is extra memory."""
+
 
 class BlockStep:
     """Steps the masters of all units block by block.
@@ -57,7 +61,7 @@ class BlockStep:
         self._faults = faults
         self._sends = stage < 3
         self._blocks = {
-            buffer: cut_blocks([master.run.numel for master in buffer.masters], block_numel)
+            buffer: cut_blocks([m.run.numel for m in buffer.masters], IN_MEMORY * block_numel)
             if buffer.columns is None
             else buffer.columns.blocks
             for unit in units

@@ -47,7 +47,8 @@ def offloaded(config, place, path):
         offload_optimizer=optimizer,
         offload_params=params,
         nvme_path=path if disk else None,
-        offload_numel=BLOCK_NUMEL,
+        # Blocks in memory are four times as large.
+        offload_numel=BLOCK_NUMEL // (4 if optimizer == "cpu" else 1),
     )
 
 

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zero.offload.blocks import cut_blocks
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 3000), max_size=9), st.integers(1, 4000))
 def test_blocks_hold_every_element_once_in_order(numels, most):
     blocks = cut_blocks(numels, most)

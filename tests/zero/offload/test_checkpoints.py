@@ -118,6 +118,7 @@ def test_other_ranks_export_and_pretrained(topology, tmp_path):
         assert_same_bits(found[1], wanted[1])
 
 
+@pytest.mark.slow
 def test_a_save_holds_one_column_at_a_time(tmp_path, monkeypatch):
     """Nothing of what is on disk is read before the file is written, and then source by source."""
     model = make(Tower, dtype=torch.bfloat16)
@@ -125,7 +126,7 @@ def test_a_save_holds_one_column_at_a_time(tmp_path, monkeypatch):
 
     def watched(path, tensors, metadata):
         deferred = [t for t in tensors.values() if isinstance(t, Deferred)]
-        assert len(deferred) == len(tensors)
+        assert {k for k, t in tensors.items() if not isinstance(t, Deferred)} <= {"buffer|offset|0"}
         sizes = {}
         for tensor in deferred:
             nbytes = tensor.numel * tensor.dtype.itemsize

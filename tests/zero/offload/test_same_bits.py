@@ -187,6 +187,7 @@ def test_states_that_exist_before(place, tmp_path):
     compare("2x2", program, zero.Config(), place, tmp_path)
 
 
+@pytest.mark.slow
 def test_groups_keep_their_settings(tmp_path):
     model = make(Reordered)
 
@@ -210,6 +211,7 @@ def test_groups_keep_their_settings(tmp_path):
     compare("2", program, zero.Config(), "nvme both", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_prefetch(prefetch, tmp_path):
     config = dataclasses.replace(STAGES[2], prefetch=prefetch)

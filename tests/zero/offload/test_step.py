@@ -1,18 +1,23 @@
 """The step in blocks, as users see it: hooks, schedulers, closures, groups, refusals, memory."""
 
+import gc
+import threading
+import weakref
+
 import pytest
 import torch
 from torch import optim
 
 import zero
-import zero.offload.pipeline
+from tests.marks import slow
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.offload.runs import BLOCK_NUMEL, compare, offloaded
 from tests.zero.runs import SIZES, adamw, on, shard, whole
 from tests.zero.test_optimizers import SignDescent
+from zero.engine import engine_of
 from zero.memory import report
 
-PLACES = ["nvme both", "cpu"]
+PLACES = ["nvme both", slow("cpu")]
 
 
 def backward(model, rank, step):
@@ -51,7 +56,7 @@ class Derived(optim.Adam):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", [SignDescent, Derived])
+@pytest.mark.parametrize("kind", [slow(SignDescent), Derived])
 def test_a_users_own_optimizer(kind, place, tmp_path):
     optim.Adam([torch.zeros(1)])  # torch hooks the step of a class at its first instance
     model = make(Tower)
@@ -68,7 +73,7 @@ def test_a_users_own_optimizer(kind, place, tmp_path):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [True, slow(False)])
 def test_schedulers(before, place, tmp_path, recwarn):
     """Made before or after, they see that the optimizer stepped: torch warns where they do not."""
 
@@ -164,7 +169,7 @@ def test_a_skipped_step_moves_nothing(tmp_path):
         optimizer.step()
         optimizer.zero_grad()
         (loss_of(sharded, tokens(comm.rank, 0)) * float("inf")).backward()
-        swap = zero.engine.engine_of(sharded).offload.drive.swap
+        swap = engine_of(sharded).offload.drive.swap
         before = swap.stats
         optimizer.step()
         assert zero.step_was_skipped(optimizer)
@@ -174,7 +179,7 @@ def test_a_skipped_step_moves_nothing(tmp_path):
     on("2", program)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16])
 def test_bytes_of_a_step(dtype, tmp_path):
     """Read: masters and two states; written: those and the new shard. At most three blocks."""
     model = make(Tower, width=64, hidden=256, dtype=dtype)
@@ -183,7 +188,7 @@ def test_bytes_of_a_step(dtype, tmp_path):
     def program(comm):
         config = offloaded(zero.Config(prefetch=0), "nvme both", tmp_path)
         sharded, optimizer = shard(comm, model, config)
-        swap = zero.engine.engine_of(sharded).offload.drive.swap
+        swap = engine_of(sharded).offload.drive.swap
         for step in range(3):
             backward(sharded, comm.rank, step)
             before = swap.stats
@@ -209,6 +214,7 @@ def test_bytes_of_a_step(dtype, tmp_path):
         assert "on disk" in str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["2", "2x2"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_memory_without_what_is_on_disk(stage, topology, tmp_path):
@@ -254,4 +260,25 @@ def test_float32_gradients_exist_of_one_block(tmp_path, monkeypatch):
 
     on("1", program)
     assert sum(given) == sum(p.numel() for p in model.parameters())
-    assert max(given) <= BLOCK_NUMEL + 255
+    assert max(given) <= BLOCK_NUMEL + 255 < sum(given) / 4
+
+
+@pytest.mark.parametrize("place", [slow(None), "nvme both"])
+def test_a_model_that_is_dropped_is_freed(place, tmp_path):
+    """And with it, on disk, its space and its threads."""
+    found = []
+
+    def program(comm):
+        config = zero.Config() if place is None else offloaded(zero.Config(), place, tmp_path)
+        sharded, optimizer = shard(comm, make(Tower), config)
+        backward(sharded, comm.rank, 0)
+        optimizer.step()
+        engine = engine_of(sharded)
+        found.append(weakref.ref(sharded))
+        if engine.offload is not None:
+            found.append(weakref.ref(engine.offload.drive.swap))
+
+    on("2", program)
+    gc.collect()
+    assert [reference() for reference in found] == [None] * len(found)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("swap-")]

@@ -25,7 +25,7 @@ import zero
 from tests.zero.models import Tower, loss_of, make, tokens
 
 NUM_RANKS = 2
-STEPS = 60
+STEPS = 40
 
 
 def train(comm, folder, config, pipe):
