@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from zero.config import Config
 from zero.estimate import WIDE_NBYTES, Estimate, Model
+from zero.offload.step import IN_MEMORY
 
 BLOCKS = 3
 """Of a step in blocks: one is read, one updated, one written."""
@@ -87,9 +88,11 @@ def _transfers(config: Config, model: Model, num_ranks: int) -> float:
     largest = max(model.unit_numel, model.root_numel) / num_ranks
     step = gathers = 0.0
     if config.offload_optimizer is not None:
-        block = min(config.offload_numel, model.numel / num_ranks)
+        on_disk = config.offload_optimizer == "nvme"
+        numel = config.offload_numel * (1 if on_disk else IN_MEMORY)
+        block = min(numel, model.numel / num_ranks)
         step += WIDE_NBYTES * block  # its gradients
-        if config.offload_optimizer == "nvme":
+        if on_disk:
             step += BLOCKS * WIDE_NBYTES * (1 + model.states) * block
             step += model.itemsize * largest
     if config.offload_params == "nvme":
