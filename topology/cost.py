@@ -41,13 +41,15 @@ class Machine:
     """The constants of a job.
 
     ``links`` are the levels, innermost first. ``call``: seconds of an operation that moves nothing,
-    the ranks' handshake included. ``piece``: seconds of processor that a piece costs in every hop.
+    the ranks' handshake included. ``piece``: seconds of processor that a piece costs in every hop,
+    ``message``: and for each of its messages there.
     """
 
     links: tuple[Link, ...]
     speeds: Mapping[str, Speed]
     call: float
     piece: float
+    message: float = 0.0
 
     def speed(self, codec: str) -> Speed:
         """Return the speed of a codec; of one that was not measured, that of the slowest."""
@@ -66,10 +68,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Sends:
-    """What a rank sends over the links of one level in one hop."""
+    """What a rank sends over the links of one level in one hop, to so many peers."""
 
     level: int
     nbytes: float
+    num_messages: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,15 @@ def seconds(machine: Machine, hops: Sequence[Hop], pieces: Pieces = Pieces()) ->
     return machine.call + max(busiest, alone, waves)
 
 
+def busy(machine: Machine, hops: Sequence[Hop]) -> dict[int, float]:
+    """Return the seconds that an operation of one piece keeps every resource busy, see below."""
+    found: dict[int, float] = {}
+    for stage in _stages(machine, hops, 1):
+        for resource, value in stage.busy.items():
+            found[resource] = found.get(resource, 0.0) + value
+    return found
+
+
 @dataclass(frozen=True)
 class _Stage:
     """Seconds that the whole operation keeps resources busy in one place of its course.
@@ -150,12 +162,13 @@ def _stages(machine: Machine, hops: Sequence[Hop], num_pieces: int) -> list[_Sta
     stages = []
     for hop in hops:
         work = sum(_work(machine, one) for one in hop.work)
-        work += sum(sends.nbytes * machine.links[sends.level].processor for sends in hop.sends)
         each = machine.piece if hop.sends else 0.0
+        each += machine.message * sum(sends.num_messages for sends in hop.sends)
         stages.append(_Stage({-1: work}, latency=each, fixed=each * num_pieces))
         links = [(sends, machine.links[sends.level]) for sends in hop.sends]
         if links:
             busy = {sends.level: sends.nbytes / link.bandwidth for sends, link in links}
+            busy[-1] = sum(sends.nbytes * link.processor for sends, link in links)
             stages.append(_Stage(busy, max(link.latency for _, link in links)))
     return stages
 

@@ -17,13 +17,16 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import topology
 import zcomm
 from zcomm import environment, launcher
 from zcomm.transports import remote
 from zcomm.transports.nccl import load_nccl
+
+if TYPE_CHECKING:
+    from zcomm.advice import Advice
 
 
 class Status(enum.Enum):
@@ -49,8 +52,16 @@ def main(*, as_json: bool) -> int:
     findings = examine()
     failed = any(finding.status is Status.MISSING for finding in findings)
     if launcher.started_rank() == 0:
-        print(to_json(findings) if as_json else to_text(findings))
+        print(to_json(findings) if as_json else to_text(findings), flush=True)
+    _leave_job()
     return int(failed)
+
+
+def _leave_job() -> None:
+    """Wait until rank 0 has printed: Open MPI ends all ranks once one has ended with an error."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def to_text(findings: list[Finding]) -> str:
@@ -180,38 +191,38 @@ def _launcher_family(mpirun: str) -> str:
 def _job(mpi: Any) -> Iterator[Finding]:
     """Start MPI and describe the job: its size, as MPI and as the launcher see it, its topology."""
     mpi.Init_thread(mpi.THREAD_MULTIPLE)
-    try:
-        world = mpi.COMM_WORLD
-        name, expected = launcher.started_size()
-        if world.size != expected:
-            yield Finding(
-                "MPI job",
-                f"{world.size} rank, but the launcher says {name}={expected}",
-                Status.MISSING,
-                "start programs with the mpirun of the MPI library above",
-            )
-        else:
-            yield Finding("MPI job", f"{world.size} ranks")
-        yield from _guarded("topology", lambda: _topology(world))
-        if remote.available():
-            yield from _guarded("memory of ranks", lambda: _reading_of(world))
-    finally:
-        mpi.Finalize()
+    world = mpi.COMM_WORLD
+    name, expected = launcher.started_size()
+    if world.size != expected:
+        yield Finding(
+            "MPI job",
+            f"{world.size} rank, but the launcher says {name}={expected}",
+            Status.MISSING,
+            "start programs with the mpirun of the MPI library above",
+        )
+    else:
+        yield Finding("MPI job", f"{world.size} ranks")
+    yield from _guarded("topology", lambda: _topology(world))
+    if remote.available():
+        yield from _guarded("memory of ranks", lambda: _reading_of(world))
 
 
 def _topology(world: Any) -> Iterator[Finding]:
     import topology
+    from zcomm.advice import about_cores
 
     spec = environment.text("ZCOMM_TOPOLOGY")
     found = topology.parse(spec, world.size) if spec else topology.discover(world)
     yield Finding("topology", found.describe())
     if world.rank == 0 and found.size > 1:
         yield from _guarded("algorithms", lambda: _algorithms(found))
+        yield from _guarded("cores", lambda: _advised(about_cores(found, world.rank)))
 
 
 def _algorithms(found: topology.Topology) -> Iterator[Finding]:
     """Say what ``algorithm="auto"`` takes at some sizes, and how it knows."""
     from zcomm import tuning
+    from zcomm.advice import about_codecs
     from zcomm.planner import Planner
     from zcomm.tune import OPERATIONS, numel_of
 
@@ -233,6 +244,13 @@ def _algorithms(found: topology.Topology) -> Iterator[Finding]:
         remedy = "`mpirun ... zcomm tune` measures this job"
         constants = "cost model with assumed constants"
         yield Finding("algorithm from", constants, Status.ABSENT, remedy)
+    yield from _advised(about_codecs(planner, found))
+
+
+def _advised(advice: "Iterator[Advice]") -> Iterator[Finding]:
+    for one in advice:
+        status = Status.ABSENT if one.better else Status.OK
+        yield Finding(f"faster: {one.about}", one.found, status, one.better)
 
 
 def _has_devices() -> bool:

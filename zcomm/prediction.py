@@ -28,6 +28,11 @@ def predict(machine: cost.Machine, plan: Plan, transport: str, part: float = 1.0
     return cost.seconds(machine, [_scaled(hop, part) for hop in cost_hops(plan)], cut)
 
 
+def busy(machine: cost.Machine, plan: Plan) -> dict[int, float]:
+    """Return the seconds that a plan keeps busy the processor, -1, and the links of each level."""
+    return cost.busy(machine, cost_hops(plan))
+
+
 def _fits(plan: Plan, part: float) -> bool:
     """Tell whether all of it travels with the handshake, see :mod:`zcomm.collectives.small`."""
     if part == 1.0 or len(plan.hops) != 1:
@@ -39,7 +44,7 @@ def _fits(plan: Plan, part: float) -> bool:
 
 def _scaled(hop: cost.Hop, part: float) -> cost.Hop:
     work = [cost.Work(one.codec, one.encoded * part, one.decoded * part) for one in hop.work]
-    sends = [cost.Sends(one.level, one.nbytes * part) for one in hop.sends]
+    sends = [cost.Sends(one.level, one.nbytes * part, one.num_messages) for one in hop.sends]
     return cost.Hop(tuple(work), tuple(sends))
 
 
@@ -62,10 +67,10 @@ def _cost_hops(plan: Plan) -> tuple[cost.Hop, ...]:
 
 
 def _sends(plan: Plan, index: int) -> tuple[cost.Sends, ...]:
-    found: dict[int, int] = {}
+    found: dict[int, list[int]] = {}
     for message in plan.messages(index, 0):
-        found[message.level] = found.get(message.level, 0) + message.wire_nbytes
-    return tuple(cost.Sends(level, nbytes) for level, nbytes in sorted(found.items()))
+        found.setdefault(message.level, []).append(message.wire_nbytes)
+    return tuple(cost.Sends(level, sum(each), len(each)) for level, each in sorted(found.items()))
 
 
 def _gather_work(plan: Plan) -> list[tuple[cost.Work, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -19,12 +19,13 @@ import numpy as np
 
 from topology import cost
 from zcomm.arrays import view
+from zcomm.calibrate import MODEL_FROM, factors, scaled, scales
 from zcomm.codecs import Codec
 from zcomm.collectives.wire import Place, Reduction, pack, reduce
 from zcomm.communicator import Communicator
 from zcomm.device import copy, scratch
 from zcomm.plan import WireFormat
-from zcomm.tuning import Curve, Key, Tuning
+from zcomm.tuning import Curve, Key, Plans, Tuning
 
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 CODECS = ("none", "int8", "int4")
@@ -44,6 +45,9 @@ SLOW_SECONDS = 0.12
 HOPELESS = 1.8
 """A plan that takes so much longer than the best, twice in a row, is not measured any more."""
 
+MESSAGE_SHARE = 0.2
+"""What a message costs, as a part of a piece, before the fit finds out."""
+
 _NUMEL = 256 * 1024
 _SMALL_NBYTES = 8 * 1024
 
@@ -54,12 +58,22 @@ Call = Callable[[], object]
 class Measured:
     """What was measured of one way to do one operation, and what the model says to it."""
 
-    key: Key
+    plans: Plans
     codec: str
     size: int
     how: str
     seconds: float
-    predicted: float
+    predicted: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        """The key of its curve."""
+        return Key.of(self.plans)
+
+    @property
+    def fits_model(self) -> bool:
+        """Whether the model is fitted to it, and compared with it."""
+        return self.size >= MODEL_FROM and self.key.piece_nbytes is None
 
 
 @dataclass(frozen=True)
@@ -77,11 +91,11 @@ def tune(comm: Communicator, codecs: Sequence[str] = CODECS, seconds: float = 45
     1. The constants, a fifth of the time.
     2. Every operation with every codec, one size after the other as long as there is time: each
        algorithm, and other sizes of pieces.
-    3. Keep other sizes of pieces where they pay.
+    3. Move the constants to where the model predicts what was measured.
+    4. Keep other sizes of pieces where they pay.
     """
     start = time.perf_counter()
     machine = measure_machine(comm, codecs, seconds / 5)
-    known = Tuning(comm.topology, comm.tuning.transport, machine, source="measured now")
     names = _algorithms(comm)
     cases = [
         _Case(operation, codec, dict.fromkeys(names, 0))
@@ -96,7 +110,10 @@ def tune(comm: Communicator, codecs: Sequence[str] = CODECS, seconds: float = 45
             break
         for case in going:
             share = left / len(going) / (len(SIZES) - number)
-            figures += _measure_case(comm, known, case, size, share)
+            figures += _measure_case(comm, case, size, share)
+    machine = _fitted(comm, machine, figures)
+    known = Tuning(comm.topology, comm.tuning.transport, machine, source="measured now")
+    figures = [replace(one, predicted=known.model_seconds(one.plans)) for one in figures]
     curves = dict(_curves(figures))
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -104,8 +121,16 @@ def tune(comm: Communicator, codecs: Sequence[str] = CODECS, seconds: float = 45
         "device": comm.device.partition(":")[0],
         "versions": _versions(),
     }
-    tuning = Tuning(comm.topology, known.transport, machine, curves, "measured now")
-    return Result(tuning, tuple(figures), facts)
+    return Result(replace(known, curves=curves), tuple(figures), facts)
+
+
+def _fitted(comm: Communicator, machine: cost.Machine, figures: Sequence[Measured]) -> cost.Machine:
+    """Return the constants that explain the figures best, those of rank 0 on all ranks."""
+    found = np.ones(len(scales(machine)))
+    if comm.rank == 0:
+        fitting = [(one.plans, one.seconds) for one in figures if one.fits_model]
+        found[:] = factors(machine, fitting, comm.tuning.transport)
+    return scaled(machine, [float(value) for value in comm.all_gather_values(found)[0]])
 
 
 def time_calls(
@@ -181,9 +206,7 @@ class _Case:
     goes_on: bool = True
 
 
-def _measure_case(
-    comm: Communicator, known: Tuning, case: _Case, size: int, seconds: float
-) -> Iterator[Measured]:
+def _measure_case(comm: Communicator, case: _Case, size: int, seconds: float) -> Iterator[Measured]:
     """Measure one size of one case, and decide what of it is worth measuring at the next."""
     usual = [name for name, strikes in case.strikes.items() if strikes < 2]
     names = [*usual, *_other_pieces(usual[0], size)]
@@ -193,8 +216,7 @@ def _measure_case(
     taken = time_calls(comm, calls, seconds)
     for name, each, value in zip(names, how, taken, strict=True):
         plans = comm.plans(case.operation, numel, **each)
-        predicted = known.model_seconds(plans)
-        yield Measured(Key.of(plans), case.codec, numel * 2, name, value, predicted)
+        yield Measured(plans, case.codec, numel * 2, name, value)
     best = min(taken)
     for name, value in zip(names, taken, strict=True):
         if name in case.strikes:
@@ -237,7 +259,8 @@ def measure_machine(comm: Communicator, codecs: Sequence[str], seconds: float) -
     call = time_calls(comm, [operation_call(comm, "all_gather", comm.size)], each, most=200)[0]
     levels = range(len(comm.topology.levels))
     links = tuple(_link(comm, level, crowd, each) for level in levels)
-    return cost.Machine(links, speeds, call, _piece_seconds(comm, each))
+    piece = _piece_seconds(comm, each)
+    return cost.Machine(links, speeds, call, piece, message=piece * MESSAGE_SHARE)
 
 
 def _copy_speed(comm: Communicator, seconds: float) -> cost.Speed:

@@ -10,13 +10,11 @@ from statistics import median
 
 import zcomm
 from zcomm import environment, launcher, tuning
+from zcomm.calibrate import MODEL_FROM
 from zcomm.codecs import Codec
 from zcomm.communicator import Communicator
 from zcomm.errors import ZcommError
 from zcomm.tune import CODECS, OPERATIONS, Measured, Result, tune
-
-MODEL_FROM = 1024 * 1024
-"""The model is compared with what was measured from this size on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +73,9 @@ def show(comm: Communicator, result: Result) -> None:
     for name, speed in machine.speeds.items():
         words = f"encode {speed.encode / 1e6:.0f}, decode {speed.decode / 1e6:.0f}"
         constants.add_row(f"codec {name}", "", f"{words} M elements/s")
-    each = f"{machine.call * 1e6:.0f}, piece {machine.piece * 1e6:.0f}"
-    constants.add_row("call", each, "")
+    each = {"call": machine.call, "piece": machine.piece, "message": machine.message}
+    for name, value in each.items():
+        constants.add_row(name, f"{value * 1e6:.0f}", "")
     console.print(constants)
     columns = ("operation", "codec", "KiB", "measured ms", "model ms", "auto takes")
     table = Table(*columns, title="Plans (fastest first)")
@@ -93,11 +92,7 @@ def show(comm: Communicator, result: Result) -> None:
 
 def model_errors(figures: Sequence[Measured]) -> list[float]:
     """Return how far the model is from what was measured, for large sizes and usual pieces."""
-    return [
-        abs(one.predicted - one.seconds) / one.seconds
-        for one in figures
-        if one.size >= MODEL_FROM and one.key.piece_nbytes is None
-    ]
+    return [abs(one.predicted - one.seconds) / one.seconds for one in figures if one.fits_model]
 
 
 def _groups(figures: Sequence[Measured]) -> list[list[Measured]]:

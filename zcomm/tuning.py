@@ -216,7 +216,8 @@ def _machine(given: Mapping[str, Any], num_levels: int) -> cost.Machine:
     }
     if not speeds:
         raise ValueError("no speed of any codec")
-    return cost.Machine(links, speeds, _positive(given["call"]), _positive(given["piece"]))
+    message = _amount(given.get("message", 0))
+    return cost.Machine(links, speeds, _positive(given["call"]), _positive(given["piece"]), message)
 
 
 def _curve(given: Mapping[str, Any]) -> tuple[Key, Curve]:

@@ -65,6 +65,25 @@ def test_pieces_cost_processor_time():
     assert many - few == pytest.approx(30 * 0.25, rel=0.01)
 
 
+def test_messages_cost_processor_time():
+    machine = Machine(MACHINE.links, MACHINE.speeds, call=0.0, piece=0.25, message=0.5)
+    hops = [Hop((), (Sends(0, 1e5, 2), Sends(1, 1e4, 3)))]
+    assert seconds(machine, hops) == pytest.approx(0.25 + 5 * 0.5 + 1e5 / 1e6 + 5e-3)
+
+
+def test_sending_takes_the_processor_while_the_link_is_busy():
+    """It delays nothing that waits for the link, until it takes longer than that."""
+    free, busy = (
+        Machine((Link(0.0, 1e5, processor),), MACHINE.speeds, call=0.0, piece=0.0)
+        for processor in (0.0, 0.5e-5)
+    )
+    hops = [Hop((Work("int8", encoded=1e5),), (Sends(0, 1e6),))]
+    for cut in (Pieces(), Pieces(10, 1.0, 10)):
+        assert seconds(busy, hops, cut) == seconds(free, hops, cut)
+    slower = Machine((Link(0.0, 1e5, 4e-5),), MACHINE.speeds, call=0.0, piece=0.0)
+    assert seconds(slower, hops, Pieces(10, 1.0, 10)) == pytest.approx(1.0 + 40.0)
+
+
 def test_latency_is_hidden_by_pieces_under_way_and_by_no_more():
     """64 small pieces, 4 at a time: 63 / 4 round trips, less cannot be."""
     hops = [Hop((), (Sends(1, 64.0),))]

@@ -30,7 +30,7 @@ def test_a_gather_over_two_levels_encodes_once_and_decodes_all():
 def test_a_flat_gather_sends_to_both_levels_in_one_hop():
     sent = SHARD + SHARD // 256 * 2  # int8, and a scale of 2 bytes for every 256 elements
     assert cost_hops(plan("all_gather", "flat", "int8")) == (
-        Hop((Work("int8", encoded=SHARD),), (Sends(0, sent), Sends(1, 2 * sent))),
+        Hop((Work("int8", encoded=SHARD),), (Sends(0, sent), Sends(1, 2 * sent, 2))),
         Hop((Work("int8", decoded=N),)),
     )
 
@@ -46,7 +46,7 @@ def test_a_reduction_over_two_levels_encodes_all_and_between_the_hops_half_of_it
 
 def test_a_flat_reduction_in_float32_counts_every_element_twice():
     assert cost_hops(plan("reduce_scatter", "flat", dtype="float32")) == (
-        Hop((Work("none", encoded=2 * N),), (Sends(0, 4 * SHARD), Sends(1, 8 * SHARD))),
+        Hop((Work("none", encoded=2 * N),), (Sends(0, 4 * SHARD), Sends(1, 8 * SHARD, 2))),
         Hop((Work("sum", decoded=2 * N),)),
     )
 
