@@ -2,15 +2,17 @@
 
 In stages 1 and 2 owners send their parameters, through the weights codec where there is one; the
 owner uses the decoded values too. In stage 3 the next gather does that; with a persistent secondary
-it also gives the shards their values. Masters on disk are not read for it: the step that updated
-them passes their values on, in the parameters' dtype.
+it also gives the shards their values. Masters on disk are not read for it: :meth:`Publisher.begin`
+says where the step that updates them puts their values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -21,7 +23,20 @@ from zero.edits import note_versions
 from zero.unit import Buffer, Unit, pack, split
 
 if TYPE_CHECKING:
-    from zero.offload.disk import StoredShard
+    from zero.offload.disk import Loading, StoredShard
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Where new values of a buffer's masters go, in the parameters' dtype.
+
+    ``places[i]`` is that of master i: in the shard, the whole buffer, or ``compact`` memory, to be
+    sent. ``shard`` is a new one, to be written to the disk.
+    """
+
+    places: list[Tensor]
+    compact: Tensor | None = None
+    shard: Loading | None = None
 
 
 class Publisher:
@@ -43,13 +58,42 @@ class Publisher:
         """Tell whether shards keep what was published last, until the next gather."""
         return self._persistent and not self.is_exact(unit)
 
-    def publish(self, unit: Unit, values: Mapping[Buffer, Tensor] | None = None) -> None:
+    def begin(self, unit: Unit, given: Mapping[Buffer, bool]) -> dict[Buffer, Values]:
+        """Return where a step puts the values of masters on disk.
+
+        Args:
+            unit: whose masters are stepped.
+            given: the buffers of which some are, and whether all are: the places of others hold
+                their values already.
+        """
+        if self.lags(unit):
+            return {}
+        found = {b: all_given for b, all_given in given.items() if b.columns is not None}
+        return {buffer: self._places(unit, buffer, found[buffer]) for buffer in found}
+
+    def _places(self, unit: Unit, buffer: Buffer, complete: bool) -> Values:
+        if self._stage < 3 and not self.is_exact(unit):
+            runs = [master.run for master in buffer.masters]
+            compact = torch.empty(sum(run.numel for run in runs), dtype=buffer.layout.dtype)
+            return Values(split(compact, runs), compact)
+        if buffer.stored is None:
+            return Values([master.held for master in buffer.masters])
+        return self._new_shard(buffer, complete=complete)
+
+    def _new_shard(self, buffer: Buffer, *, complete: bool) -> Values:
+        """Return memory for a shard; what no master gives is read: frozen parameters, for one."""
+        assert buffer.stored is not None
+        complete = complete and len(buffer.masters) == len(buffer.runs)
+        new = buffer.stored.empty() if complete else buffer.stored.begin()
+        places = dict(zip(buffer.runs, split(new.wait(), buffer.runs), strict=True))
+        return Values([places[master.run] for master in buffer.masters], shard=new)
+
+    def publish(self, unit: Unit, values: Mapping[Buffer, Values] | None = None) -> None:
         """Give a unit's parameters the values of the masters; in stages 1 and 2 a collective.
 
         Args:
             unit: whose masters were stepped.
-            values: of buffers whose masters are on disk, those that were stepped: this rank's
-                trainable runs, one after the other, in the parameters' dtype.
+            values: of masters on disk, those that :meth:`begin` returned.
         """
         if not unit.trainable:
             return
@@ -85,49 +129,40 @@ class Publisher:
             layouts.append(buffer.layout.all)
         self._gather(unit, shards, fulls, layouts)
 
-    def _keep(self, buffer: Buffer, values: Mapping[Buffer, Tensor]) -> None:
+    def _keep(self, buffer: Buffer, values: Mapping[Buffer, Values]) -> None:
         """Give the shard, or in stage 0 the whole buffer, the values."""
-        masters = [master.tensor for master in buffer.masters]
-        if buffer.columns is not None:
-            if buffer not in values:  # nothing was stepped
-                return
-            masters = split(values[buffer], [master.run for master in buffer.masters])
-        if buffer.stored is not None:
-            self._store(buffer, masters)
-        else:
-            for master, value in zip(buffer.masters, masters, strict=True):
-                master.held.copy_(value)
+        new = values.get(buffer)
+        if buffer.columns is None:
+            if buffer.stored is not None:
+                new = self._new_shard(buffer, complete=True)
+            places = [m.held for m in buffer.masters] if new is None else new.places
+            for master, place in zip(buffer.masters, places, strict=True):
+                place.copy_(master.tensor)
+        if new is not None and new.shard is not None:
+            assert buffer.stored is not None
+            buffer.stored.begin_store(new.shard)
+            if self._behind is not None:
+                self._behind.settle()
+            self._behind = buffer.stored
 
-    def _store(self, buffer: Buffer, masters: Sequence[Tensor]) -> None:
-        """Begin to write a new shard behind the one before; frozen parameters stay as they are."""
-        assert buffer.stored is not None
-        trainable = len(buffer.masters) == len(buffer.runs)
-        new = buffer.stored.empty() if trainable else buffer.stored.begin()
-        by_run = {m.run: value for m, value in zip(buffer.masters, masters, strict=True)}
-        for run, place in zip(buffer.runs, split(new.wait(), buffer.runs), strict=True):
-            if run in by_run:
-                place.copy_(by_run[run])
-        buffer.stored.begin_store(new)
-        if self._behind is not None:
-            self._behind.settle()
-        self._behind = buffer.stored
-
-    def _send(self, unit: Unit, values: Mapping[Buffer, Tensor]) -> None:
+    def _send(self, unit: Unit, values: Mapping[Buffer, Values]) -> None:
         shards, fulls, layouts = [], [], []
         for buffer in unit.trainable:
             assert buffer.full is not None
-            if buffer.columns is None:
-                masters = [master.tensor for master in buffer.masters]
-                shards.append(pack(masters, buffer.layout.dtype))
-            elif buffer in values:
-                shards.append(values[buffer])
-            else:  # nothing was stepped
-                exact = self.is_exact(unit)
-                held = [m.held for m in buffer.masters] if exact else buffer.load_masters()
-                shards.append(pack(held, buffer.layout.dtype))
+            new = values.get(buffer)
+            if new is not None and new.compact is not None:
+                shards.append(new.compact)
+            else:
+                shards.append(pack(self._own(unit, buffer), buffer.layout.dtype))
             fulls.append(buffer.full)
             layouts.append(buffer.layout.trainable)
         self._gather(unit, shards, fulls, layouts)
+
+    def _own(self, unit: Unit, buffer: Buffer) -> list[Tensor]:
+        """Return the masters' values; without a codec what is held is those, rounded."""
+        if buffer.columns is not None and self.is_exact(unit):
+            return [master.held for master in buffer.masters]
+        return buffer.load_masters()
 
     def _gather(
         self,

@@ -30,7 +30,7 @@ from zero.offload.opened import gradient, part
 from zero.offload.pipeline import Job, Pipeline
 from zero.offload.stepping import States, Stepping, refuse_state_dict, replace_step
 from zero.publish import Publisher
-from zero.unit import Buffer, Unit, pack, split
+from zero.unit import Buffer, Unit
 
 Pieces = Sequence[tuple[Tensor, States]]
 
@@ -96,7 +96,8 @@ class BlockStep:
     def _step(self, jobs: Sequence[Sequence[Job]], stepping: Stepping) -> None:
         pipeline = Pipeline([job for found in jobs for job in found], stepping.optimizer.state)
         for unit, found in zip(self._units, jobs, strict=True):
-            values = self._memory(unit, found)
+            given = {job.buffer: self._is_complete(job.buffer, found) for job in found}
+            values = self._publisher.begin(unit, given)
             for job in found:
                 with pipeline.next() as opened:
                     pieces = opened.open()
@@ -106,7 +107,7 @@ class BlockStep:
                     elif edited:
                         opened.close([{} for _ in pieces])
                     if job.buffer in values:
-                        _pass_on(job, pieces, values[job.buffer])
+                        _pass_on(job, pieces, values[job.buffer].places)
             self._publisher.publish(unit, values)
         pipeline.finish()
 
@@ -126,18 +127,9 @@ class BlockStep:
                     found.append(Job(buffer, index, block, given))
         return found
 
-    def _memory(self, unit: Unit, jobs: Sequence[Job]) -> dict[Buffer, Tensor]:
-        """Return memory for the new values of buffers whose masters are on disk."""
-        values = {}
-        for buffer in () if self._publisher.lags(unit) else unit.trainable:
-            num_given = sum(job.buffer is buffer for job in jobs)
-            if buffer.columns is not None and num_given:
-                if num_given < len(self._blocks[buffer]):
-                    values[buffer] = pack(_held(buffer), buffer.layout.dtype)
-                else:
-                    numel = sum(block.numel for block in self._blocks[buffer])
-                    values[buffer] = torch.empty(numel, dtype=buffer.layout.dtype)
-        return values
+    def _is_complete(self, buffer: Buffer, jobs: Sequence[Job]) -> bool:
+        """Tell whether all blocks of a buffer are among the jobs."""
+        return sum(job.buffer is buffer for job in jobs) == len(self._blocks[buffer])
 
     def _step_block(self, job: Job, pieces: Pieces, stepping: Stepping) -> list[States]:
         masters = [job.buffer.masters[piece.master] for piece in job.block.pieces]
@@ -167,16 +159,7 @@ class BlockStep:
         return found
 
 
-def _pass_on(job: Job, pieces: Pieces, values: Tensor) -> None:
-    """Round a block's masters to their place among those of the buffer."""
+def _pass_on(job: Job, pieces: Pieces, places: Sequence[Tensor]) -> None:
+    """Round a block's masters to the places of their values."""
     for piece, (tensor, _) in zip(job.block.pieces, pieces, strict=True):
-        first = job.block.first + piece.start
-        values[first : first + piece.numel].copy_(tensor)
-
-
-def _held(buffer: Buffer) -> list[Tensor]:
-    """Return the values that the shard, or in stages 1 and 2 the whole buffer, has of masters."""
-    if buffer.stored is None:
-        return [master.held for master in buffer.masters]
-    shard = dict(zip(buffer.runs, split(buffer.load_shard(), buffer.runs), strict=True))
-    return [shard[master.run] for master in buffer.masters]
+        part(places[piece.master], piece).copy_(tensor)
