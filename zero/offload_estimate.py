@@ -94,9 +94,8 @@ def _transfers(config: Config, model: Model, num_ranks: int) -> float:
         step += WIDE_NBYTES * block  # its gradients
         if on_disk:
             step += BLOCKS * WIDE_NBYTES * (1 + model.states) * block
-            step += model.itemsize * largest
     if config.offload_params == "nvme":
-        step += model.itemsize * largest
+        step += 2 * model.itemsize * largest  # one is filled, one written
         ahead = config.prefetch if num_ranks > 1 else 0
         gathers = (1 + ahead) * model.itemsize * largest
     return max(step, gathers)
