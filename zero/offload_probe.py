@@ -9,6 +9,7 @@ A reader must not assume that a rate holds for long: disks have caches, virtual 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import statistics
@@ -20,6 +21,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+import zcomm
+from zcomm import Communicator
 from zero.offload import Extent, Pending, Swap
 
 BLOCK_NBYTES = 1 << 23
@@ -101,13 +104,25 @@ def probe_update(num_ranks: int) -> float:
 
 
 def probe_send(num_ranks: int) -> float:
-    """Return the bytes per second that each rank gets from others of this machine, as a guess.
+    """Return the bytes per second that each rank of one node receives; ranks are threads here.
 
-    Through shared memory every byte is copied twice, by cores that the ranks share.
+    That is what two gathers and a reduction of 16-bit values bring, over all the time they take.
     """
-    source = torch.zeros(BLOCK_NBYTES, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return BLOCK_NBYTES / _seconds(lambda: target.copy_(source)) / 2 * _cores(num_ranks)
+    if num_ranks == 1:
+        return math.inf
+
+    def program(comm: Communicator) -> float:
+        shard = torch.zeros(BLOCK_NBYTES // 2, dtype=torch.bfloat16)
+        full = torch.zeros(shard.numel() * comm.size, dtype=torch.bfloat16)
+
+        def volumes() -> None:
+            comm.all_gather(shard)
+            comm.all_gather(shard)
+            comm.reduce_scatter(full, op="avg")
+
+        return 3 * (full.nbytes - shard.nbytes) / _seconds(volumes)
+
+    return min(zcomm.run_local(program, num_ranks))
 
 
 def _cores(num_ranks: int) -> float:
