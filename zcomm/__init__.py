@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CodecError,
         CollectiveMismatch,
         CollectiveTimeout,
+        OffloadError,
         PeerLost,
         TopologyError,
         ZcommError,
@@ -38,6 +39,7 @@ _HOME = {
     "PeerLost": "zcomm.errors",
     "CodecError": "zcomm.errors",
     "CheckpointError": "zcomm.errors",
+    "OffloadError": "zcomm.errors",
 }
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
+    "OffloadError",
     "PeerLost",
     "TopologyError",
     "Work",

@@ -39,11 +39,26 @@ class CheckpointError(ZcommError):
     """A checkpoint that is damaged, incomplete, or of another model."""
 
 
+class OffloadError(ZcommError):
+    """Model states on a disk cannot be written, or do not come back as they were written.
+
+    Attributes:
+        path: the folder or file.
+        offset: in the file, in bytes; None where no place in it is meant.
+    """
+
+    def __init__(self, text: str, *, path: str = "", offset: int | None = None) -> None:
+        super().__init__(text)
+        self.path = path
+        self.offset = offset
+
+
 __all__ = [
     "CheckpointError",
     "CodecError",
     "CollectiveMismatch",
     "CollectiveTimeout",
+    "OffloadError",
     "PeerLost",
     "TopologyError",
     "ZcommError",

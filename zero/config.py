@@ -20,6 +20,8 @@ from zero.scaling import DynamicLossScale, check_scale
 
 CodecText = str | Codec | None
 DtypeChoice = torch.dtype | Literal["param"]
+Place = Literal["cpu", "nvme"]
+PLACES: tuple[Place, ...] = ("cpu", "nvme")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Config:
             a parameter, shared by the ranks of a node.
         loss_scale: a number, ``"dynamic"`` or a :class:`DynamicLossScale`: what
             :func:`zero.scale_loss` multiplies a loss by, and the step divides gradients by.
+        offload_optimizer: stages 1-3: where masters and the optimizer's states are between steps,
+            which run block by block. ``"cpu"``: in host memory; ``"nvme"``: in files.
+        offload_params: stage 3: where the shard of the parameters is between gathers, likewise.
+        nvme_path: a folder on the disk of ``"nvme"``; it may differ from rank to rank.
+        offload_numel: elements of a block on disk, of which a step has three in memory; in memory
+            blocks are four times as large. No bit depends on it, nor on any offload.
         max_skipped_steps: consecutive steps with non-finite gradients before step() raises.
         seed: base seed of codecs with ``rounding=stochastic``. Draws depend on it, the unit, the
             shard and the version of the parameters, so every gather of a version gives one result.
@@ -78,6 +86,10 @@ class Config:
     accumulate: Literal["rank", "node"] = "rank"
     grads_feedback: bool = False
     loss_scale: float | Literal["dynamic"] | DynamicLossScale | None = None
+    offload_optimizer: Place | None = None
+    offload_params: Place | None = None
+    nvme_path: str | os.PathLike[str] | None = None
+    offload_numel: int = 1 << 21
     max_skipped_steps: int = 100
     seed: int = 0
 
@@ -151,6 +163,7 @@ class Config:
                     f" encoded once by its owner with weights {self.weights}; use the same codec"
                 )
 
+        self._check_offload()
         if self.accumulate not in ("rank", "node"):
             raise ValueError(f"accumulate {self.accumulate!r}: possible are 'rank' and 'node'")
         if self.grads_feedback:
@@ -160,6 +173,36 @@ class Config:
                     f"grads_feedback with grads {self.grads}: between nodes there has to be a codec"
                     " that rounds to nearest"
                 )
+
+    def _check_offload(self) -> None:
+        for name, lowest, what in (
+            ("offload_optimizer", 1, "keeps the states of all parameters on every rank"),
+            ("offload_params", 3, "keeps whole parameters on every rank"),
+        ):
+            place = getattr(self, name)
+            if place not in (None, *PLACES):
+                raise ValueError(f"{name} {place!r}: possible are 'cpu', 'nvme' and None")
+            if place is not None and self.stage < lowest:
+                possible = "1-3" if lowest == 1 else "3"
+                raise ValueError(
+                    f"{name} {place!r}: stage {self.stage} {what}; possible in stage {possible}"
+                )
+        if self.offload_numel < 1:
+            raise ValueError(f"offload_numel {self.offload_numel}: expected 1 or more")
+        if self.on_disk and self.nvme_path is None:
+            raise ValueError("offload to 'nvme' needs nvme_path, a folder on that disk")
+        if self.nvme_path is not None:
+            if not self.on_disk:
+                raise ValueError(
+                    f"nvme_path {self.nvme_path}: offload_optimizer={self.offload_optimizer!r} and"
+                    f" offload_params={self.offload_params!r} put nothing there"
+                )
+            self._freeze("nvme_path", os.fspath(self.nvme_path))
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether anything is offloaded to files."""
+        return "nvme" in (self.offload_optimizer, self.offload_params)
 
     @property
     def weights_codec(self) -> Codec | None:
@@ -229,8 +272,8 @@ class Config:
         """Return what a DeepSpeed configuration says about sharding.
 
         Stage, ``zero_quantized_weights``, ``zero_quantized_gradients``, ``fp16`` (loss scaling),
-        ``zero_hpz_partition_size`` and ``communication_data_type`` are honoured. Keys without
-        meaning here are named in one warning.
+        ``zero_hpz_partition_size``, ``communication_data_type`` and where ``offload_optimizer`` and
+        ``offload_param`` go are honoured. Keys without meaning here are named in one warning.
 
         Args:
             source: the path of the JSON file, or what it holds.

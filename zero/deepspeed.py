@@ -21,6 +21,8 @@ from zero.scaling import DynamicLossScale
 
 logger = logging.getLogger("zcomm")
 
+PLACES = ("cpu", "nvme")
+
 # Speed, memory and reports of an engine that is not here.
 _WITHOUT_MEANING = frozenset(
     [
@@ -72,6 +74,21 @@ _WITHOUT_MEANING = frozenset(
                 "stage3_gather_fp16_weights_on_model_save",
                 "stage3_use_all_reduce_for_fetch_params",
                 "zero_quantized_nontrainable_weights",
+                "cpu_offload_use_pin_memory",
+                *(
+                    f"{section}.{name}"
+                    for section in ("offload_optimizer", "offload_param")
+                    for name in (
+                        "buffer_count",
+                        "buffer_size",
+                        "fast_init",
+                        "max_in_cpu",
+                        "pin_memory",
+                        "pipeline",
+                        "pipeline_read",
+                        "pipeline_write",
+                    )
+                ),
             )
         ),
     ]
@@ -93,11 +110,11 @@ _ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "bf16.bf16_optimizer_states": ((False,), "states are float32"),
     "fp16.auto_cast": ((False,), "cast the inputs, or use torch.autocast in the loop"),
     "fp16.fp16_master_weights_and_grads": ((False,), "masters are float32"),
-    "zero_optimization.cpu_offload": ((False, None), "states stay where they are"),
-    "zero_optimization.cpu_offload_params": ((False, None), "parameters stay where they are"),
-    "zero_optimization.cpu_offload_use_pin_memory": ((False, None), "nothing is offloaded"),
-    "zero_optimization.offload_optimizer.device": (("none", None), "states stay where they are"),
-    "zero_optimization.offload_param.device": (("none", None), "parameters stay where they are"),
+    "zero_optimization.offload_optimizer.device": ((), "possible are cpu, nvme and none"),
+    "zero_optimization.offload_param.device": ((), "possible are cpu, nvme and none"),
+    "zero_optimization.offload_optimizer.ratio": ((1,), "all states are offloaded, or none"),
+    "zero_optimization.offload_optimizer.nvme_path": ((), "there is one nvme_path for both"),
+    "zero_optimization.offload_param.nvme_path": ((), "there is one nvme_path for both"),
     "zero_optimization.mics_shard_size": ((-1, 0, None), "use a secondary partition"),
     "zero_optimization.mics_hierarchical_params_gather": ((False,), "use a secondary partition"),
     "zero_optimization.override_module_apply": ((True,), "modules are left as they are"),
@@ -144,6 +161,7 @@ def fields_of(
     }
     fields = {"stage": found.pop("zero_optimization.stage", 0)}
     _take_quantisation(found, fields)
+    _take_offload(found, fields)
     _take_dtypes(found, fields)
     present = {*given, *found}
     ignored = _take_loss_scale(found, fields, handled)
@@ -202,11 +220,31 @@ def _take_quantisation(found: dict[str, Any], fields: dict[str, Any]) -> None:
     group = found.pop("zero_optimization.zero_hpz_partition_size", 1)
     if group > 1:
         fields["secondary"] = group
-    for key in ("offload_optimizer", "offload_param"):
-        section = f"zero_optimization.{key}"
-        if found.get(f"{section}.device", "none") in ("none", None):
-            for name in [name for name in found if name.startswith(f"{section}.")]:
+
+
+def _take_offload(found: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Read where states go; what is to be refused stays in ``found``."""
+    paths = {}
+    for section, legacy, field in (
+        ("offload_optimizer", "cpu_offload", "offload_optimizer"),
+        ("offload_param", "cpu_offload_params", "offload_params"),
+    ):
+        prefix = f"zero_optimization.{section}."
+        place = "cpu" if found.pop(f"zero_optimization.{legacy}", False) else None
+        place = found.get(f"{prefix}device") or place
+        if place in ("none", None):
+            for name in [name for name in found if name.startswith(prefix)]:
                 del found[name]
+        elif place in PLACES:
+            found.pop(f"{prefix}device", None)
+            fields[field] = place
+            path = found.pop(f"{prefix}nvme_path", None)
+            if place == "nvme" and path is not None:
+                paths[f"{prefix}nvme_path"] = path
+    if len(set(paths.values())) > 1:
+        found.update(paths)
+    elif paths:
+        fields["nvme_path"] = next(iter(paths.values()))
 
 
 def _take_dtypes(found: dict[str, Any], fields: dict[str, Any]) -> None:

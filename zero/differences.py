@@ -40,15 +40,18 @@ class Differences:
 
     def own(self, buffer: Buffer) -> Tensor:
         """Return master − published of this rank's trainable runs."""
-        masters = buffer.own_masters()
-        differences = torch.empty(sum(master.run.numel for master in masters))
-        for master, part in zip(masters, split(differences, [m.run for m in masters]), strict=True):
-            torch.sub(master.tensor, master.held.float(), out=part)
+        shard = dict(zip(buffer.runs, split(buffer.load_shard(), buffer.runs), strict=True))
+        runs = [master.run for master in buffer.masters]
+        differences = torch.empty(sum(run.numel for run in runs))
+        parts = split(differences, runs)
+        for run, value, part in zip(runs, buffer.load_masters(), parts, strict=True):
+            torch.sub(value, shard[run].float(), out=part)
         return differences
 
     def apply(self, buffer: Buffer, held: Tensor, differences: Tensor) -> None:
         """Add the rail's differences to the slice, and give the shard what it holds then."""
-        masters = {master.run: master for master in buffer.own_masters()}
+        shard = buffer.load_shard()
+        own = dict(zip(buffer.runs, split(shard, buffer.runs), strict=True))
         start = begin = 0
         for rank in self._rail:
             for run in buffer.layout.runs[rank]:
@@ -56,6 +59,7 @@ class Differences:
                     place = held[start : start + run.numel]
                     place.copy_(place.float() + differences[begin : begin + run.numel])
                     if rank == self._rank:
-                        masters[run].held.copy_(place)
+                        own[run].copy_(place)
                     begin += run.numel
                 start += run.numel
+        buffer.store_shard(shard)

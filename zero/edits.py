@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zero.layout import Run
-from zero.unit import Buffer, Master, split
+from zero.unit import Buffer, split
 
 _BITS = {2: torch.int16, 4: torch.int32}
 
@@ -24,7 +24,7 @@ class _Copy(NamedTuple):
 
     run: Run
     shard: Tensor | None
-    master: Master | None
+    master: Tensor | None
 
 
 def was_edited(buffer: Buffer) -> bool:
@@ -40,7 +40,7 @@ def note_versions(buffer: Buffer) -> None:
 def snapshot(buffer: Buffer) -> list[Tensor]:
     """Copy the values of a whole, unedited buffer that :func:`absorb` compares."""
     assert buffer.full is not None
-    return [buffer.run_view(buffer.full, copy.run).clone() for copy in _copies(buffer)]
+    return [buffer.run_view(buffer.full, run).clone() for run in _runs(buffer)]
 
 
 def absorb(buffer: Buffer, *, exact: bool, before: Sequence[Tensor] | None = None) -> bool:
@@ -57,40 +57,58 @@ def absorb(buffer: Buffer, *, exact: bool, before: Sequence[Tensor] | None = Non
     """
     assert buffer.full is not None
     found = False
-    for index, copy in enumerate(_copies(buffer)):
+    shard = buffer.load_shard() if buffer.is_cut else None
+    masters = buffer.load_masters() if buffer.separate else []
+    for index, copy in enumerate(_copies(buffer, shard, masters)):
         value = buffer.run_view(buffer.full, copy.run)
         if before is not None:
-            changed = _differs(value, before[index])
+            changed = differs(value, before[index])
         elif exact:
-            changed = _differs(value, _expected(copy))
+            changed = differs(value, _expected(copy, value.dtype))
         else:
-            slot = copy.run.slot
-            edited = buffer.parameters[slot]._version != buffer.seen[slot]
-            changed = torch.full(value.shape, edited)
+            changed = torch.full(value.shape, slot_was_edited(buffer, copy.run.slot))
         if bool(changed.any()):
             found = True
             _carry(copy, value, changed)
+    if found:
+        if shard is not None:
+            buffer.store_shard(shard)
+        if masters:
+            buffer.store_masters(masters)
     note_versions(buffer)
     return found
 
 
-def _copies(buffer: Buffer) -> Iterator[_Copy]:
-    if buffer.shard is not None:
-        masters = {master.run: master for master in buffer.masters if buffer.separate}
-        for run, shard in zip(buffer.runs, split(buffer.shard, buffer.runs), strict=True):
-            yield _Copy(run, shard, masters.get(run))
-    elif buffer.separate:
-        yield from (_Copy(master.run, None, master) for master in buffer.masters)
+def slot_was_edited(buffer: Buffer, slot: int) -> bool:
+    """Tell whether torch saw one parameter change in place since :func:`note_versions`."""
+    return buffer.parameters[slot]._version != buffer.seen[slot]
 
 
-def _expected(copy: _Copy) -> Tensor:
+def _runs(buffer: Buffer) -> tuple[Run, ...]:
+    """Return the runs that have another home."""
+    if buffer.is_cut:
+        return buffer.runs
+    return tuple(master.run for master in buffer.masters if buffer.separate)
+
+
+def _copies(buffer: Buffer, shard: Tensor | None, masters: Sequence[Tensor]) -> Iterator[_Copy]:
+    own = buffer.masters if masters else ()
+    by_run = {master.run: tensor for master, tensor in zip(own, masters, strict=True)}
+    runs = _runs(buffer)
+    shards = [None] * len(runs) if shard is None else split(shard, runs)
+    for run, part in zip(runs, shards, strict=True):
+        yield _Copy(run, part, by_run.get(run))
+
+
+def _expected(copy: _Copy, dtype: torch.dtype) -> Tensor:
     if copy.shard is not None:
         return copy.shard
     assert copy.master is not None
-    return copy.master.tensor.to(copy.master.held.dtype)
+    return copy.master.to(dtype)
 
 
-def _differs(a: Tensor, b: Tensor) -> Tensor:
+def differs(a: Tensor, b: Tensor) -> Tensor:
+    """Tell for every element whether two tensors of one dtype have other bits there."""
     bits = _BITS[a.element_size()]
     return a.view(bits) != b.view(bits)
 
@@ -99,5 +117,5 @@ def _carry(copy: _Copy, value: Tensor, changed: Tensor) -> None:
     if copy.shard is not None:
         copy.shard.copy_(torch.where(changed, value, copy.shard))
     if copy.master is not None:
-        tensor = copy.master.tensor
+        tensor = copy.master
         tensor.copy_(torch.where(changed, value.to(tensor.dtype), tensor))

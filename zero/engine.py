@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from zcomm import Communicator
 from zero.config import Config
 from zero.gather import Gathering
+from zero.offload.engine import Offload
 from zero.optimizer import Stepper
 from zero.publish import Publisher
 from zero.reduce import Reducer
@@ -48,7 +49,8 @@ class StateProvider(Protocol):
 class Engine:
     """The parts that :func:`zero.shard` put together; ``units`` are in the model's order.
 
-    ``providers`` hold, by name, further states that checkpoints save.
+    ``providers`` hold, by name, further states that checkpoints save; ``offload`` what is not in
+    memory, None where everything is.
     """
 
     comm: Communicator
@@ -59,6 +61,7 @@ class Engine:
     publisher: Publisher
     stepper: Stepper
     schedule: Schedule
+    offload: Offload | None = None
     providers: dict[str, StateProvider] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: object) -> Engine:
@@ -81,10 +84,13 @@ def engine_of(owner: nn.Module | Optimizer) -> Engine:
 
     Raises:
         ValueError: for anything that :func:`zero.shard` did not return.
+        OffloadError: states were lost, see :class:`~zero.offload.drive.Faults`.
     """
     engine = getattr(owner, "__dict__", {}).get(_ATTRIBUTE)
     if not isinstance(engine, Engine):
         raise ValueError(f"{type(owner).__name__} was not returned by zero.shard")
+    if engine.offload is not None:
+        engine.offload.faults.check()
     return engine
 
 

@@ -62,12 +62,14 @@ def gather_exact(engine: Engine, unit: Unit) -> list[Tensor]:
 
 def exact_shard(buffer: Buffer) -> Tensor:
     """Return this rank's runs in the parameters' dtype; from the masters where there are any."""
-    if buffer.shard is not None:
-        held = dict(zip(buffer.runs, split(buffer.shard, buffer.runs), strict=True))
+    if buffer.is_cut:
+        held = dict(zip(buffer.runs, split(buffer.load_shard(), buffer.runs), strict=True))
     else:
         assert buffer.full is not None
         held = {run: buffer.run_view(buffer.full, run) for run in buffer.runs}
-    held |= {master.run: master.tensor.detach() for master in buffer.own_masters()}
+    for master, value in zip(buffer.masters, buffer.load_masters(), strict=True):
+        if master.owner == buffer.rank:
+            held[master.run] = value
     return pack([held[run] for run in buffer.runs], buffer.layout.dtype)
 
 

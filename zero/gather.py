@@ -21,6 +21,7 @@ from zcomm import Communicator
 from zcomm.work import Work
 from zero.config import Config
 from zero.edits import absorb, was_edited
+from zero.lend import lend
 from zero.order import Order
 from zero.pool import Pool
 from zero.saved import SavedWeights
@@ -58,7 +59,9 @@ class Gathering:
         self._comm = comm
         self._codec = config.weights_codec
         self._seed = config.seed
-        self._prefetch = config.prefetch if comm.size > 1 else 0
+        # One rank alone has nothing to wait for but its disk.
+        waits = comm.size > 1 or config.offload_params == "nvme"
+        self._prefetch = config.prefetch if waits else 0
         self._ahead: dict[Unit, Fetch] = {}
         self._order = Order()
         self.pool = Pool()
@@ -154,10 +157,10 @@ class Gathering:
         elif self.secondary is not None:
             works = self.secondary.gather(unit, fulls, async_op=async_op)
         else:
-            shards = [buffer.shard for buffer in unit.buffers]
+            lent = lend(self._comm, unit, async_op=async_op)
             layouts = [buffer.layout.all for buffer in unit.buffers]
             work = self._comm.gather_layout(
-                shards,
+                lent.shards,
                 fulls,
                 layouts,
                 codec=self._codec if unit.quantise else None,
@@ -166,7 +169,8 @@ class Gathering:
                 seed=unit.seed(self._seed, self._comm.rank),
                 async_op=async_op,
             )
-            works = (work,) if async_op else ()
+            given = lent.give_back()
+            works = (*lent.works, work, *given) if async_op else ()
         return Fetch(fulls, unit.version, works)
 
     def reshard(self, unit: Unit) -> None:

@@ -2,7 +2,8 @@
 
 Model states are parameters, gradients, float32 masters and the optimizer's states (arXiv
 1910.02054, section 3.1). Counted are live tensors, each storage once. A reader must not assume that
-temporary memory is in it: what exists only inside backward or step is counted only there.
+temporary memory is in it: what exists only inside backward or step is counted only there. What is
+on disk (offload) is no memory: the report counts it apart.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def model_state_nbytes(model: nn.Module, optimizer: Optimizer) -> ModelStates:
     engine = engine_of(model)
     buffers = [buffer for unit in engine.units for buffer in unit.buffers]
     masters = [master.tensor for buffer in buffers for master in buffer.masters]
+    in_memory = [m.tensor for b in buffers if b.columns is None for m in b.masters]
     sharded = engine.gathering.sharded
     seen: set[int] = set()
     parameters = _nbytes((b.shard if sharded else b.full for b in buffers), seen)
@@ -61,7 +63,7 @@ def model_state_nbytes(model: nn.Module, optimizer: Optimizer) -> ModelStates:
     secondary = engine.gathering.secondary
     return ModelStates(
         parameters=parameters,
-        masters=_nbytes(masters, seen),
+        masters=_nbytes(in_memory, seen),
         gradients=_nbytes(gradients, seen),
         optimizer=_nbytes(states, seen),
         gathered=gathered,
@@ -81,6 +83,8 @@ class Report:
         lent: units and gradients in temporary use.
         free: temporary memory that waits to be used again.
         peak: the most of it that was in use at one time.
+        transfers: memory of what goes to and from the disk, in use or waiting to be.
+        disk: of masters, states and shards that are on disk; no memory.
     """
 
     states: ModelStates
@@ -89,6 +93,8 @@ class Report:
     lent: int
     free: int
     peak: int
+    transfers: int = 0
+    disk: int = 0
 
     @property
     def held(self) -> int:
@@ -110,6 +116,8 @@ class Report:
             "temporary, free": self.free,
             "temporary, at most": self.peak,
         }
+        if self.disk:
+            rows |= {"buffers of the disk": self.transfers, "on disk": self.disk}
         return "\n".join(f"{name:<20}{nbytes / 1e6:>14,.3f} MB" for name, nbytes in rows.items())
 
 
@@ -129,6 +137,8 @@ def report(model: nn.Module, optimizer: Optimizer) -> Report:
         lent=sum(pool.lent_nbytes for pool in pools),
         free=sum(pool.free_nbytes for pool in pools),
         peak=sum(pool.peak_nbytes for pool in pools),
+        transfers=0 if engine.offload is None else engine.offload.transfers_nbytes,
+        disk=sum(buffer.disk_nbytes for unit in engine.units for buffer in unit.buffers),
     )
 
 

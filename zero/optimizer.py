@@ -24,6 +24,7 @@ from zcomm import Communicator, ZcommError
 from zero.config import Config
 from zero.edits import absorb, was_edited
 from zero.gather import Gathering
+from zero.offload.step import BlockStep
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
 from zero.scaling import LossScaler
@@ -53,6 +54,7 @@ class Stepper:
         reducer: Reducer,
         publisher: Publisher,
         gathering: Gathering,
+        blocks: BlockStep | None = None,
     ) -> None:
         self._comm = comm
         self._config = config
@@ -61,6 +63,7 @@ class Stepper:
         self._reducer = reducer
         self._publisher = publisher
         self._gathering = gathering
+        self._blocks = blocks
         self.tensor_parallel: TensorParallel | None = None
         self._aside: list[tuple[Master, Tensor | None]] = []
         self.scaler = LossScaler(config.loss_scaling)
@@ -75,6 +78,8 @@ class Stepper:
     def attach(self, optimizer: Optimizer) -> None:
         """Register the hooks."""
         self._tell_scale()
+        if self._blocks is not None:
+            self._blocks.attach(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
@@ -130,11 +135,16 @@ class Stepper:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._blocks is not None:
+            self._blocks.check()
         args, kwargs = _evaluate_closure(args, kwargs)
         self._gathering.forget_ahead()
         self._gathering.stepped()
-        self.take_edits()
+        # The step itself finds those of what is on disk, when it reads it.
+        self.take_edits(on_disk=False)
         self.skipped = not math.isfinite(self.norm())
+        if self._blocks is not None:
+            self._blocks.skipped = self.skipped
         if self.skipped:
             self._count_skip()
             for buffer in self._buffers:
@@ -144,7 +154,10 @@ class Stepper:
         self._consecutive = 0
         if self._config.stage == 0:
             self._gather_gradients()
-        self._unscale()
+        if self._blocks is None:
+            self._unscale()
+        else:
+            self._blocks.inverse = 1 / self.scaler.scale
         return args, kwargs
 
     def _unscale(self) -> None:
@@ -161,13 +174,15 @@ class Stepper:
                 if inverse != 1:
                     grad.mul_(inverse)
 
-    def take_edits(self) -> None:
+    def take_edits(self, *, on_disk: bool = True) -> None:
         """Stages 0-2: carry what was done to parameters since the last step to their masters."""
         for unit in self._units:
             exact = self._publisher.is_exact(unit)
             for buffer in unit.trainable:
                 # Torch does not see edits of p.data; without a codec a comparison does.
-                if buffer.full is not None and (exact or was_edited(buffer)):
+                if buffer.full is None or not (on_disk or buffer.columns is None):
+                    continue
+                if exact or was_edited(buffer):
                     absorb(buffer, exact=exact)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -178,9 +193,13 @@ class Stepper:
         if not self.skipped:
             self.scaler.update(skipped=False)
         self._tell_scale()
-        if not self.skipped:
+        if not self.skipped and self._blocks is None:
             for unit in self._units:
                 self._publisher.publish(unit)
+        for unit in self._units:
+            for buffer in unit.buffers:
+                if buffer.stored is not None:
+                    buffer.stored.settle()
 
     def _set_aside(self, master: Master, grad: Tensor) -> None:
         self._aside.append((master, master.tensor.grad))

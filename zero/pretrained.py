@@ -14,14 +14,14 @@ from torch.autograd.graph import increment_version
 
 from zcomm.errors import CheckpointError
 from zero.checkpoint.agree import together
-from zero.checkpoint.capture import held_runs, is_decoded
+from zero.checkpoint.capture import is_decoded
 from zero.checkpoint.files import Reader
 from zero.edits import note_versions
 from zero.engine import Engine, engine_of
 from zero.exact import spread
 from zero.layout import Run, Slot
 from zero.states import in_memory_order
-from zero.unit import Buffer, Unit
+from zero.unit import Buffer, Unit, split
 
 SINGLE, MANY = "model.safetensors", "model.safetensors.index.json"
 
@@ -108,12 +108,15 @@ def load_pretrained(
         with together(engine.comm):
             weights = Weights(Path(path), reader)
             names, missing = match(weights, model, strict=strict)
-            read = {unit: list(_read(weights, names, unit)) for unit in engine.units}
+            streams = engine.offload is not None and engine.offload.drive is not None
+            read = {u: [] if streams else list(_read(weights, names, u)) for u in engine.units}
             buffers = {n: weights.whole(names[n]) for n, _ in model.named_buffers() if n in names}
         engine.gathering.forget()
         with torch.no_grad():
             for unit in engine.units:
-                _put(engine, unit, read[unit])
+                # What goes to the disk is read when it can be put there.
+                part = list(_read(weights, names, unit)) if streams else read[unit]
+                _put(engine, unit, part)
             for name, tensor in model.named_buffers():
                 if name in buffers:
                     tensor.copy_(buffers[name])
@@ -168,11 +171,24 @@ def _read(
 
 
 def _put(engine: Engine, unit: Unit, read: Sequence[tuple[Buffer, Run, Tensor]]) -> None:
-    for buffer, run, part in read:
-        held_runs(buffer)[run].copy_(part)
-        for master in buffer.own_masters():
-            if buffer.separate and master.run == run:
-                master.tensor.copy_(part)
+    for buffer in unit.buffers:
+        parts = {run: part for owner, run, part in read if owner is buffer}
+        if buffer.is_cut:
+            shard = buffer.load_shard()
+            for run, place in zip(buffer.runs, split(shard, buffer.runs), strict=True):
+                if run in parts:
+                    place.copy_(parts[run])
+            buffer.store_shard(shard)
+        else:
+            assert buffer.full is not None
+            for run, part in parts.items():
+                buffer.run_view(buffer.full, run).copy_(part)
+        if buffer.separate:
+            masters = buffer.load_masters()
+            for master, value in zip(buffer.masters, masters, strict=True):
+                if master.run in parts:
+                    value.copy_(parts[master.run])
+            buffer.store_masters(masters)
     unit.note_edit()
     if engine.config.stage == 3 or not unit.buffers:
         return

@@ -31,6 +31,7 @@ from zcomm.layout import Layout, Segment
 from zcomm.work import Work
 from zero.differences import Differences
 from zero.layout import dtype_name
+from zero.lend import lend
 from zero.unit import Buffer, Unit
 
 
@@ -124,9 +125,9 @@ class Secondary:
             works += self._follow(unit, codec, current, async_op)
         elif current.version != unit.version:
             fill = self._fill_codes if in_codes else self._fill
-            current.held, work = fill(unit, codec, async_op)
+            current.held, filled = fill(unit, codec, async_op)
             current.version = unit.version
-            works.append(work)
+            works += filled
         if in_codes:
             assert codec is not None
             works += self._spread_codes(unit, codec, current.held[0], fulls, async_op)
@@ -144,9 +145,9 @@ class Secondary:
         works: list[Any] = []
         if current.version < unit.published:
             # New, or the user wrote to the parameters: the shards as they are.
-            current.held, work = self._fill(unit, None, async_op)
+            current.held, filled = self._fill(unit, None, async_op)
             current.version = unit.published
-            works.append(work)
+            works += filled
         if current.version != unit.version:
             works += self._send_differences(unit, codec, current.held, async_op)
             current.version = unit.published = unit.version
@@ -186,15 +187,17 @@ class Secondary:
         apply()
         return []
 
-    def _fill(self, unit: Unit, codec: Codec | None, async_op: bool) -> tuple[list[Tensor], Any]:
+    def _fill(
+        self, unit: Unit, codec: Codec | None, async_op: bool
+    ) -> tuple[list[Tensor], list[Any]]:
         layouts = [self._rail_layout(buffer) for buffer in unit.buffers]
         held = self._slices[unit].held or [
             torch.empty(layout.numel, dtype=buffer.layout.dtype)
             for buffer, layout in zip(unit.buffers, layouts, strict=True)
         ]
-        shards = [buffer.shard for buffer in unit.buffers]
+        lent = lend(self.rail, unit, async_op=async_op)
         work = self.rail.gather_layout(
-            shards,
+            lent.shards,
             held,
             layouts,
             codec=codec,
@@ -203,23 +206,26 @@ class Secondary:
             seed=unit.seed(self._seed, self._rank),
             async_op=async_op,
         )
-        return held, work
+        works = [*lent.works, work, *lent.give_back()]
+        return held, works
 
     def _fill_codes(
         self, unit: Unit, codec: Codec | None, async_op: bool
-    ) -> tuple[list[Tensor], Any]:
+    ) -> tuple[list[Tensor], list[Any]]:
         assert codec is not None
         seed = unit.seed(self._seed, self._rank)
+        lent = lend(self.rail, unit, async_op=False)
         wires = [
-            codec.encode(buffer.shard, seed=seed, segments=buffer.layout.all.lengths(self._rank))
-            for buffer in unit.buffers
+            codec.encode(shard, seed=seed, segments=buffer.layout.all.lengths(self._rank))
+            for shard, buffer in zip(lent.shards, unit.buffers, strict=True)
         ]
+        lent.give_back()
         own = torch.from_numpy(np.concatenate(wires))
         layout = self._codes_layout(unit, codec, (self._rails[self._position],))
         rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
         held = torch.empty(layout.numel, dtype=torch.uint8)
         work = self.rail.gather_layout([own], [held], [rail], label=unit.label, async_op=async_op)
-        return [held], work
+        return [held], [work]
 
     def _spread_codes(
         self, unit: Unit, codec: Codec, held: Tensor, fulls: Sequence[Tensor], async_op: bool

@@ -21,6 +21,8 @@ from zero.engine import Engine, is_sharded, remember
 from zero.gather import Gathering
 from zero.layout import BufferLayout, UnitModules, find_units, lay_out
 from zero.meta import Init, is_meta, materialise
+from zero.offload.drive import Faults
+from zero.offload.engine import Offload
 from zero.optimizer import Stepper
 from zero.publish import Publisher
 from zero.reduce import Reducer
@@ -84,12 +86,16 @@ def shard(
     owners = comm.topology.ownership()
     layouts = [lay_out(u.parameters, owners, config.piece_numel, trained) for u in found]
     _check_alike(comm, layouts, (model, optimizer, config))
-    units = _make_units(model, found, layouts, comm, config, init)
+    offload = open_offload(config, comm)
+    units = _make_units(model, found, layouts, comm, config, init, offload)
     for tensor in model.buffers():
         _broadcast(comm, tensor)
-    engine = assemble(comm, config, units)
+    engine = assemble(comm, config, units, offload)
     prefer_fused(optimizer)
     replace_parameters(optimizer, units)
+    if offload is not None:
+        for unit in units:
+            offload.take_states(optimizer, unit.trainable)
     for unit in units:
         engine.publisher.publish_first(unit)
         if unit.state is State.SHARDED:  # a meta model's
@@ -123,13 +129,14 @@ def _make_units(
     comm: Communicator,
     config: Config,
     init: Init,
+    offload: Offload | None,
 ) -> tuple[Unit, ...]:
     """Make all units; those of a meta model one after the other, and let go of each."""
     units: dict[int, Unit] = {}
 
     def make(unit: UnitModules) -> Unit:
         number = found.index(unit)
-        units[number] = make_unit(number, unit, layouts[number], comm, config)
+        units[number] = make_unit(number, unit, layouts[number], comm, config, offload)
         return units[number]
 
     def make_and_hide(unit: UnitModules) -> None:
@@ -156,6 +163,7 @@ def make_unit(
     layouts: tuple[BufferLayout, ...],
     comm: Communicator,
     config: Config,
+    offload: Offload | None = None,
 ) -> Unit:
     """Return a unit that is whole, with masters; parameters are those of rank 0. A collective."""
     parameters = dict(found.parameters)
@@ -169,6 +177,8 @@ def make_unit(
         comm.broadcast(memory)
         buffer.show(memory)
         _make_masters(buffer, comm, config)
+        if offload is not None:
+            offload.adopt(buffer, found.name)
         buffers.append(buffer)
     numel = sum(parameter.numel() for parameter in parameters.values())
     return Unit(number, found.name, found.module, tuple(buffers), numel >= config.min_numel)
@@ -180,7 +190,7 @@ def _make_masters(buffer: Buffer, comm: Communicator, config: Config) -> None:
     layout, full = buffer.layout, buffer.full
     coded = config.weights is not None
     decoded = coded and (config.stage in (1, 2) or config.secondary == "persistent")
-    buffer.separate = layout.dtype != torch.float32 or decoded
+    buffer.separate = layout.dtype != torch.float32 or decoded or config.on_disk
     if config.stage == 3:
         buffer.shard = pack([buffer.run_view(full, run) for run in buffer.runs], layout.dtype)
         views = dict(zip(buffer.runs, split(buffer.shard, buffer.runs), strict=True))
@@ -196,7 +206,16 @@ def _make_masters(buffer: Buffer, comm: Communicator, config: Config) -> None:
         buffer.masters.append(Master(run, owner, tensor, value))
 
 
-def assemble(comm: Communicator, config: Config, units: tuple[Unit, ...]) -> Engine:
+def open_offload(config: Config, comm: Communicator) -> Offload | None:
+    """Return what holds offloaded states; None where nothing is offloaded."""
+    if config.offload_optimizer is None and config.offload_params is None:
+        return None
+    return Offload(config, comm.rank)
+
+
+def assemble(
+    comm: Communicator, config: Config, units: tuple[Unit, ...], offload: Offload | None = None
+) -> Engine:
     """Return what gathers, reduces, steps and publishes units. A collective."""
     secondary = None
     if config.secondary is not None:
@@ -211,9 +230,11 @@ def assemble(comm: Communicator, config: Config, units: tuple[Unit, ...]) -> Eng
     publisher = Publisher(comm, config)
     saved = SavedWeights(lambda unit: schedule.enter_backward(unit))
     gathering = Gathering(comm, config, saved, secondary)
-    schedule = Schedule(units, gathering, reducer)
-    stepper = Stepper(comm, config, units, reducer, publisher, gathering)
-    return Engine(comm, config, units, gathering, reducer, publisher, stepper, schedule)
+    faults = Faults() if offload is None else offload.faults
+    schedule = Schedule(units, gathering, reducer, faults)
+    blocks = None if offload is None else offload.block_step(units, publisher)
+    stepper = Stepper(comm, config, units, reducer, publisher, gathering, blocks)
+    return Engine(comm, config, units, gathering, reducer, publisher, stepper, schedule, offload)
 
 
 def _broadcast(comm: Communicator, tensor: Tensor) -> None:
@@ -238,7 +259,8 @@ def _check_alike(
         "parameters (name, shape, dtype, trained or not)": layouts,
         "buffers": buffers,
         "optimizers or groups": (type(optimizer).__name__, groups),
-        "configurations": config,
+        # Every rank may have a disk of its own.
+        "configurations": {k: v for k, v in vars(config).items() if k != "nvme_path"},
     }
     digests = [hashlib.blake2b(repr(f).encode(), digest_size=8).digest() for f in facts.values()]
     rows = comm.all_gather_values(np.frombuffer(b"".join(digests), np.int64))

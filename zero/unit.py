@@ -3,11 +3,13 @@
 Words defined here:
 
 - **master**: the float32 tensor of one run that the optimizer steps. It is the memory of the
-  parameter itself where that is float32 and nobody else writes it, and separate otherwise.
+  parameter itself where that is float32 and nobody else writes it, and separate otherwise. On disk
+  its tensor is *hidden*: it has a shape and a gradient, but one NaN for all elements.
 - **whole**: a buffer is whole when all its parameters can be used on this rank.
 - **version** of a unit: moved by every step or edit of its parameters; equal on all ranks.
 
-A reader must not assume that a buffer's memory stays the same between two gathers of stage 3.
+A reader must not assume that a buffer's memory stays the same between two gathers of stage 3, nor
+that shards and masters are in memory: ``load_…`` and ``store_…`` of a buffer work in both cases.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -23,6 +26,9 @@ from torch import Tensor, nn
 from zcomm.seeds import derive
 from zero.layout import BufferLayout, Run
 from zero.parameters import hide, show
+
+if TYPE_CHECKING:
+    from zero.offload.disk import Columns, StoredShard
 
 
 class State(Enum):
@@ -42,7 +48,8 @@ class State(Enum):
 class Master:
     """The optimizer's ``tensor`` (float32, 1-D) of one run, which ``owner`` steps.
 
-    ``held`` is the run's value in the parameters' dtype, in the shard or the whole buffer.
+    ``held`` is the run's value in the parameters' dtype, in the shard or the whole buffer; hidden
+    where the shard is on disk.
     """
 
     run: Run
@@ -60,7 +67,10 @@ class Buffer:
         rank: this rank.
         parameters: one per slot.
         full: memory of the whole buffer; None while sharded.
-        shard: stage 3: this rank's runs, one after the other, in the parameters' dtype.
+        shard: stage 3: this rank's runs, one after the other, in the parameters' dtype; None on
+            disk.
+        stored: the shard on disk.
+        columns: this rank's masters and their states on disk.
         masters: of this rank's trainable runs; in stage 0 of those of all ranks.
         separate: whether masters have memory of their own.
         local: this rank's own gradients, not yet reduced, in gradient memory.
@@ -73,6 +83,8 @@ class Buffer:
     parameters: tuple[nn.Parameter, ...]
     full: Tensor | None
     shard: Tensor | None = None
+    stored: StoredShard | None = None
+    columns: Columns | None = None
     masters: list[Master] = field(default_factory=list)
     separate: bool = False
     local: Tensor | None = None
@@ -141,6 +153,40 @@ class Buffer:
         """Return the masters that this rank is the owner of."""
         return [master for master in self.masters if master.owner == self.rank]
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether this rank keeps its runs of the parameters only: stage 3."""
+        return self.shard is not None or self.stored is not None
+
+    @property
+    def disk_nbytes(self) -> int:
+        """Bytes that this rank has on disk."""
+        columns = 0 if self.columns is None else self.columns.nbytes
+        return columns + (0 if self.stored is None else self.stored.nbytes)
+
+    def load_shard(self) -> Tensor:
+        """Return the shard: itself where it is in memory, else what the disk has of it."""
+        if self.stored is not None:
+            return self.stored.load()
+        assert self.shard is not None
+        return self.shard
+
+    def store_shard(self, shard: Tensor) -> None:
+        """Keep a shard that was loaded and changed."""
+        if self.stored is not None:
+            self.stored.store(shard)
+
+    def load_masters(self) -> list[Tensor]:
+        """Return the values of ``masters``: themselves where they are in memory."""
+        if self.columns is not None:
+            return self.columns.load("value")
+        return [master.tensor for master in self.masters]
+
+    def store_masters(self, values: Sequence[Tensor]) -> None:
+        """Keep masters that were loaded and changed."""
+        if self.columns is not None:
+            self.columns.store("value", values)
+
 
 class Call:
     """One call of a unit's module, for as long as autograd can run it backward."""
@@ -208,6 +254,11 @@ class Unit:
     def trainable(self) -> tuple[Buffer, ...]:
         """The buffers that have gradients."""
         return tuple(b for b in self.buffers if any(slot.trainable for slot in b.layout.slots))
+
+
+def hidden(like: Tensor) -> Tensor:
+    """Return one NaN in the shape and dtype of a tensor: what it reads as while it is on disk."""
+    return torch.tensor(torch.nan, dtype=like.dtype).expand(like.shape)
 
 
 def split(compact: Tensor, runs: Iterable[Run]) -> list[Tensor]:

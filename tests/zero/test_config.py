@@ -29,16 +29,17 @@ from zero.secondary import groups_of
         ({"min_numel": -1}, "min_numel -1: expected 0 or more"),
         ({"prefetch": -1}, "prefetch -1: expected 0 or more"),
         ({"units": "blocks"}, "a sequence of module names"),
+        ({"offload_optimizer": "disk"}, "offload_optimizer 'disk': possible are"),
+        ({"offload_optimizer": "cpu", "stage": 0}, "stage 0 .* possible in stage 1-3"),
+        ({"offload_params": "cpu", "stage": 2}, "stage 2 .* possible in stage 3"),
+        ({"offload_params": "nvme"}, "needs nvme_path"),
+        ({"offload_optimizer": "cpu", "nvme_path": "x"}, "nvme_path x: .* put nothing there"),
+        ({"offload_numel": 0}, "offload_numel 0"),
     ],
 )
 def test_refused(options, message):
     with pytest.raises(ValueError, match=message):
         zero.Config(**options)
-
-
-def test_what_a_later_version_brings_is_unknown():
-    with pytest.raises(TypeError, match="nvme_path"):
-        zero.Config(nvme_path="x")
 
 
 def test_gradient_codecs_per_level():

@@ -89,11 +89,31 @@ def test_every_refused_key_is_named_and_can_be_handled():
 @pytest.mark.parametrize(
     ("given", "name"),
     [
+        ({"zero_optimization": {"offload_optimizer": {"device": "disk"}}}, "device = .disk"),
         (
-            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-            "offload_optimizer.device",
+            {
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_optimizer": {"device": "cpu", "ratio": 0.3},
+                }
+            },
+            "offload_optimizer.ratio = 0.3 .all states are offloaded, or none",
         ),
-        ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, "offload_param.device"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "possible in stage 1-3"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "needs nvme_path",
+        ),
+        (
+            {
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_optimizer": {"device": "nvme", "nvme_path": "/one"},
+                    "offload_param": {"device": "nvme", "nvme_path": "/two"},
+                }
+            },
+            "offload_optimizer.nvme_path = ./one. .there is one nvme_path",
+        ),
         ({"zero_optimization": {"mics_shard_size": 8}}, "zero_optimization.mics_shard_size"),
         ({"zero_optimization": {"stages": 3}}, "zero_optimization.stages"),
         ({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}}, "zeropp_loco_param"),
@@ -120,6 +140,28 @@ def test_every_refused_key_is_named_and_can_be_handled():
 def test_a_key_that_cannot_be_honoured(given, name):
     with pytest.raises(ValueError, match=name):
         zero.Config.from_deepspeed(given)
+
+
+def test_offload(caplog):
+    both = {
+        "stage": 3,
+        "offload_optimizer": {
+            "device": "nvme",
+            "nvme_path": "/local",
+            "pin_memory": True,
+            "buffer_count": 4,
+            "fast_init": False,
+            "ratio": 1.0,
+        },
+        "offload_param": {"device": "cpu", "nvme_path": "/other", "max_in_cpu": 1e9},
+    }
+    with caplog.at_level(logging.WARNING, "zcomm"):
+        found = zero.Config.from_deepspeed({"zero_optimization": both})
+    assert found == zero.Config(offload_optimizer="nvme", offload_params="cpu", nvme_path="/local")
+    assert "offload_optimizer.buffer_count" in caplog.text
+    old = {"stage": 2, "cpu_offload": True}
+    found = zero.Config.from_deepspeed({"zero_optimization": old})
+    assert found == zero.Config(stage=2, offload_optimizer="cpu")
 
 
 def test_values_that_mean_what_zero_does():

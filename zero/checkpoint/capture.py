@@ -8,6 +8,8 @@ Words defined here:
 - **part**: what one rank says in the index: its runs, kinds, states that are numbers, and what its
   providers hold.
 
+- **deferred** tensor: one that is on disk (offload) until it is written.
+
 A tensor's key in a file is ``kind|parameter|offset``: the elements of a parameter from an offset
 on, in its memory order, so that any other cut can be read from it.
 """
@@ -18,6 +20,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from zero.checkpoint.deferred import Deferred, Source, load_all
 from zero.checkpoint.plain import encode
 from zero.engine import Engine
 from zero.layout import Run, dtype_name
+from zero.offload.disk import VALUE, Columns
 from zero.unit import Buffer, Master, Unit, split
 
 
@@ -35,7 +40,7 @@ from zero.unit import Buffer, Master, Unit, split
 class Captured:
     """One rank's share of a checkpoint; copies do not change when training goes on."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor | Deferred]
     part: dict[str, Any]
 
 
@@ -44,12 +49,20 @@ def key_of(kind: str, name: str, offset: int) -> str:
     return f"{kind}|{name}|{offset}"
 
 
-def held_runs(buffer: Buffer) -> dict[Run, Tensor]:
+def held_runs(buffer: Buffer) -> dict[Run, Tensor | Deferred]:
     """Return this rank's runs as parameters' values, views of the shard or the whole buffer."""
+    if buffer.stored is not None:
+        source = Source(partial(_stored_runs, buffer))
+        dtype = buffer.layout.dtype
+        return {r: Deferred(dtype, r.numel, source, i) for i, r in enumerate(buffer.runs)}
     if buffer.shard is not None:
         return dict(zip(buffer.runs, split(buffer.shard, buffer.runs), strict=True))
     assert buffer.full is not None
     return {run: buffer.run_view(buffer.full, run) for run in buffer.runs}
+
+
+def _stored_runs(buffer: Buffer) -> list[Tensor]:
+    return split(buffer.load_shard(), buffer.runs)
 
 
 def is_decoded(engine: Engine, unit: Unit) -> bool:
@@ -72,15 +85,15 @@ def capture(engine: Engine, optimizer: Optimizer, *, copy: bool) -> Captured:
     Raises:
         TypeError: a state of the optimizer or a provider that cannot be saved.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | Deferred] = {}
     seen: set[int] = set()
     part: dict[str, Any] = {"runs": {}, "kinds": {}, "scalars": {}}
     part["groups"] = groups_of_parameters(engine, optimizer)
     for unit in engine.units:
         for buffer in unit.buffers:
-            masters = {master.run: master for master in buffer.own_masters()}
+            kinds = _kinds_of_masters(optimizer, buffer)
             for run, held in held_runs(buffer).items():
-                found, scalars = _kinds(optimizer, masters.get(run), held)
+                found, scalars = kinds.get(run, ({"value": held}, {}))
                 if is_decoded(engine, unit):
                     found["published"] = held
                 name = buffer.layout.slots[run.slot].name
@@ -89,23 +102,52 @@ def capture(engine: Engine, optimizer: Optimizer, *, copy: bool) -> Captured:
                 if scalars:
                     part["scalars"][name] = scalars
                 for kind, tensor in found.items():
-                    # Two names of one memory cannot both be written as they are.
-                    shared = tensor.data_ptr() in seen
-                    seen.add(tensor.data_ptr())
-                    taken = tensor.detach()
-                    taken = taken.clone() if copy or shared else taken.contiguous()
-                    tensors[key_of(kind, name, run.offset)] = taken
+                    tensors[key_of(kind, name, run.offset)] = _taken(tensor, copy, seen)
+    if copy:
+        load_all(tensors)
     _capture_providers(engine, tensors, part)
     part["random"] = encode(random_state(), "random state")
     return Captured(tensors, part)
 
 
+def _taken(tensor: Tensor | Deferred, copy: bool, seen: set[int]) -> Tensor | Deferred:
+    if isinstance(tensor, Deferred):
+        return tensor
+    # Two names of one memory cannot both be written as they are.
+    shared = tensor.data_ptr() in seen
+    seen.add(tensor.data_ptr())
+    taken = tensor.detach()
+    return taken.clone() if copy or shared else taken.contiguous()
+
+
+def _kinds_of_masters(
+    optimizer: Optimizer, buffer: Buffer
+) -> dict[Run, tuple[dict[str, Tensor | Deferred], dict[str, Any]]]:
+    """Return for the runs that this rank steps their tensors by kind, and states as numbers."""
+    stored = {} if buffer.columns is None else _deferred(buffer, buffer.columns)
+    kinds = {}
+    for master in buffer.own_masters():
+        found, scalars = _kinds(optimizer, master)
+        kinds[master.run] = found | stored.get(master.run, {}), scalars
+    return kinds
+
+
+def _deferred(buffer: Buffer, columns: Columns) -> dict[Run, dict[str, Tensor | Deferred]]:
+    sources = {name: Source(partial(columns.load, name)) for name in columns.all_names()}
+    return {
+        master.run: {
+            name: Deferred(columns.all_names()[name], master.run.numel, sources[name], index)
+            for name in (VALUE, *columns.states[index])
+        }
+        for index, master in enumerate(buffer.masters)
+    }
+
+
 def _kinds(
-    optimizer: Optimizer, master: Master | None, held: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if master is None:
-        return {"value": held}, {}
-    found, scalars = {"value": master.tensor}, {}
+    optimizer: Optimizer, master: Master
+) -> tuple[dict[str, Tensor | Deferred], dict[str, Any]]:
+    found: dict[str, Tensor | Deferred] = {"value": master.tensor}
+    scalars = {}
     if master.tensor.grad is not None:
         found["grad"] = master.tensor.grad
     for key, value in optimizer.state.get(master.tensor, {}).items():
@@ -138,7 +180,9 @@ def _digest(tensor: Tensor) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _capture_providers(engine: Engine, tensors: dict[str, Tensor], part: dict[str, Any]) -> None:
+def _capture_providers(
+    engine: Engine, tensors: dict[str, Tensor | Deferred], part: dict[str, Any]
+) -> None:
     part["providers"] = {}
     for provider, owner in engine.providers.items():
         plain = part["providers"][provider] = {}
@@ -252,7 +296,14 @@ def _state_names(model: nn.Module, names: Mapping[int, list[str]]) -> list[str]:
 
 
 # Fields of Config on which no bit depends.
-_NO_BITS = ("max_skipped_steps", "prefetch")
+_NO_BITS = (
+    "max_skipped_steps",
+    "prefetch",
+    "offload_optimizer",
+    "offload_params",
+    "nvme_path",
+    "offload_numel",
+)
 
 
 def plan_digest(engine: Engine) -> str:

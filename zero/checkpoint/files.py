@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -18,14 +19,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from zcomm.errors import CheckpointError
+from zero.checkpoint.deferred import Deferred, in_turn, loaded
 
 INDEX = "index.json"
 _CHUNK_NBYTES = 1 << 22
+# What safetensors calls dtypes; as its own writer does.
+_SAFE_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 # Folders of data by the names that saves give; a user's own folders beside them are left alone.
 _OURS = re.compile(r"(\.tmp|data)-[0-9a-f]{16}")
 
@@ -57,14 +73,21 @@ def write_text(path: Path, text: str, *, last: bool = False) -> None:
 
 
 def write_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, Tensor | Deferred],
+    metadata: dict[str, str] | None = None,
 ) -> str:
     """Write a safetensors file, whole under its name or not there; return its checksum.
 
-    The checksum is made while the disk writes: each of the two takes about as long as the other.
+    Of deferred tensors one source is in memory at a time. The checksum is made while the disk
+    writes: each of the two takes about as long as the other.
     """
     beside = path.with_name(f"{path.name}.tmp")
-    save_file(tensors, beside, metadata)
+    now = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    if len(now) == len(tensors):
+        save_file(now, beside, metadata)
+    else:
+        _stream(beside, tensors, metadata)
     with ThreadPoolExecutor(1) as pool:
         synced = pool.submit(_sync_file, beside)
         digest = checksum(beside)
@@ -72,6 +95,34 @@ def write_tensors(
     beside.replace(path)
     sync_directory(path.parent)
     return digest
+
+
+def _stream(
+    path: Path, tensors: Mapping[str, Tensor | Deferred], metadata: dict[str, str] | None
+) -> None:
+    """Write the format of safetensors tensor by tensor: its own writer needs all at once.
+
+    Eight bytes, little-endian, say how long the header is, a JSON object with dtype, shape and
+    place of every tensor; data follow without gaps, and begin at a multiple of 8.
+    """
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    place = 0
+    for name in in_turn(tensors):
+        tensor = tensors[name]
+        end = place + math.prod(tensor.shape) * tensor.dtype.itemsize
+        header[name] = {
+            "dtype": _SAFE_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [place, end],
+        }
+        place = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in loaded(tensors):
+            data = tensor.contiguous().reshape(-1).view(torch.uint8)
+            file.write(memoryview(data.numpy()))
 
 
 def _sync_file(path: Path) -> None:

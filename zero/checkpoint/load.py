@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,6 @@ class _Part:
 
     buffer: Buffer
     run: Run
-    place: Tensor
     master: Master | None
     kinds: dict[str, Tensor]
     scalars: dict[str, Any]
@@ -84,7 +84,8 @@ def load(
 
     A collective, between a step and the next forward. The number of ranks, the topology, the stage,
     the codecs and the units may differ from those of the save. Where nothing differs, training goes
-    on with the same bits. Files are checked before anything is changed.
+    on with the same bits. Files are checked before anything is changed. With states on disk
+    (offload) a unit at a time is read and put in place.
 
     Args:
         path: the folder given to ``zero.save``.
@@ -110,11 +111,18 @@ def load(
         index.verify(range(comm.rank, index.num_ranks, comm.size))
     same_plan = index.content["plan"] == plan_digest(engine)
     with Reader() as reader:
+        streams = engine.offload is not None and engine.offload.drive is not None
         with together(comm):
-            parts = [part for unit in engine.units for part in _read(index, reader, engine, unit)]
+            read = {u: [] if streams else _read(index, reader, engine, u) for u in engine.units}
             buffers = _read_buffers(index, reader, engine, model)
             _load_providers(index, reader, engine, same_plan)
-        _put(index, engine, optimizer, parts)
+        engine.gathering.forget()
+        with nullcontext() if engine.offload is None else engine.offload.faults.watch():
+            for unit in engine.units:
+                if streams:
+                    with together(comm):
+                        read[unit] = _read(index, reader, engine, unit)
+                _put(index, engine, optimizer, unit, read.pop(unit))
         _put_buffers(model, buffers)
     _load_groups(index, optimizer)
     if scheduler is not None:
@@ -180,27 +188,23 @@ def _check_entry(where: Path, what: str, saved: Mapping[str, Any], here: Mapping
             )
 
 
-def _places(engine: Engine, buffer: Buffer) -> list[tuple[Run, Tensor, Master | None]]:
+def _filled(engine: Engine, buffer: Buffer) -> list[Run]:
     """Return what this rank fills of a buffer: its runs; in stage 0 those of all ranks."""
-    masters = {master.run: master for master in buffer.masters}
-    if buffer.shard is not None:
-        views = split(buffer.shard, buffer.runs)
-        return [(run, view, masters.get(run)) for run, view in zip(buffer.runs, views, strict=True)]
-    assert buffer.full is not None
     ranks = range(engine.comm.size) if engine.config.stage == 0 else (buffer.rank,)
-    runs = [run for rank in ranks for run in buffer.layout.runs[rank]]
-    return [(run, buffer.run_view(buffer.full, run), masters.get(run)) for run in runs]
+    return [run for rank in ranks for run in buffer.layout.runs[rank]]
 
 
 def _read(index: Index, reader: Reader, engine: Engine, unit: Unit) -> list[_Part]:
     parts = []
     for buffer in unit.buffers:
-        for run, place, master in _places(engine, buffer):
+        masters = {master.run: master for master in buffer.masters}
+        for run in _filled(engine, buffer):
+            master = masters.get(run)
             slot = buffer.layout.slots[run.slot]
             wanted = [k for k in index.kinds[slot.name] if _is_wanted(k, buffer, master)]
             kinds = {kind: _slice(index, reader, slot, kind, run) for kind in wanted}
             scalars = {} if master is None else index.scalars.get(slot.name, {})
-            parts.append(_Part(buffer, run, place, master, kinds, scalars))
+            parts.append(_Part(buffer, run, master, kinds, scalars))
     return parts
 
 
@@ -215,35 +219,60 @@ def _slice(index: Index, reader: Reader, slot: Slot, kind: str, run: Run) -> Ten
 
 
 @torch.no_grad()
-def _put(index: Index, engine: Engine, optimizer: Optimizer, parts: list[_Part]) -> None:
+def _put(
+    index: Index, engine: Engine, optimizer: Optimizer, unit: Unit, parts: list[_Part]
+) -> None:
     """Put states in place and make parameters of them. In stages 1 and 2 a collective."""
-    engine.gathering.forget()
     as_then = index.content["published"] == published(engine)
+    for buffer in unit.buffers:
+        mine = [part for part in parts if part.buffer is buffer]
+        shard = torch.empty(0)
+        if buffer.is_cut:
+            # On disk it is written whole.
+            numel = sum(run.numel for run in buffer.runs)
+            empty = torch.empty(numel, dtype=buffer.layout.dtype)
+            shard = empty if buffer.shard is None else buffer.shard
+            places = split(shard, buffer.runs)
+        else:
+            assert buffer.full is not None
+            places = [buffer.run_view(buffer.full, part.run) for part in mine]
+        for part, place in zip(mine, places, strict=True):
+            value = part.kinds["value"]
+            place.copy_(part.kinds.get("published", value) if as_then else value)
+        buffer.store_shard(shard)
+        _put_masters(engine, optimizer, buffer, [part for part in mine if part.master is not None])
+    if engine.config.stage in (1, 2) and unit.buffers:
+        _spread(engine, unit, as_then)
+    if engine.config.stage < 3:
+        for buffer in unit.buffers:
+            increment_version(list(buffer.parameters))
+            note_versions(buffer)
+
+
+def _put_masters(
+    engine: Engine, optimizer: Optimizer, buffer: Buffer, parts: Sequence[_Part]
+) -> None:
     for part in parts:
-        value = part.kinds["value"]
-        part.place.copy_(part.kinds.get("published", value) if as_then else value)
-        if part.master is not None:
-            _put_master(optimizer, part.master, part)
-    for unit in engine.units:
-        if engine.config.stage in (1, 2) and unit.buffers:
-            _spread(engine, unit, as_then)
-        if engine.config.stage < 3:
-            for buffer in unit.buffers:
-                increment_version(list(buffer.parameters))
-                note_versions(buffer)
+        assert part.master is not None
+        tensor = part.master.tensor
+        if buffer.separate and buffer.columns is None:
+            tensor.copy_(part.kinds["value"])
+        # What was read may be a view of a mapped file.
+        grad = part.kinds.get("grad")
+        tensor.grad = None if grad is None else grad.clone()
+        optimizer.state.pop(tensor, None)
+        found = {k.removeprefix("state."): t for k, t in part.kinds.items() if _is_state(k)}
+        if found or part.scalars:
+            scalars = {key: decode(value) for key, value in part.scalars.items()}
+            optimizer.state[tensor] = {k: t.clone() for k, t in found.items()} | scalars
+    if buffer.columns is not None:
+        buffer.store_masters([part.kinds["value"] for part in parts])
+    if engine.offload is not None:
+        engine.offload.take_states(optimizer, [buffer])
 
 
-def _put_master(optimizer: Optimizer, master: Master, part: _Part) -> None:
-    if part.buffer.separate:
-        master.tensor.copy_(part.kinds["value"])
-    # What was read may be a view of a mapped file.
-    grad = part.kinds.get("grad")
-    master.tensor.grad = None if grad is None else grad.clone()
-    optimizer.state.pop(master.tensor, None)
-    states = {k.removeprefix("state."): t for k, t in part.kinds.items() if k.startswith("state.")}
-    if states or part.scalars:
-        scalars = {key: decode(value) for key, value in part.scalars.items()}
-        optimizer.state[master.tensor] = {k: t.clone() for k, t in states.items()} | scalars
+def _is_state(kind: str) -> bool:
+    return kind.startswith("state.")
 
 
 def _spread(engine: Engine, unit: Unit, as_then: bool) -> None:
