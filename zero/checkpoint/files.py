@@ -122,7 +122,7 @@ def _stream(
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in loaded(tensors):
             data = tensor.contiguous().reshape(-1).view(torch.uint8)
-            file.write(memoryview(data.numpy()))
+            file.write(data.numpy().data)
 
 
 def _sync_file(path: Path) -> None:
