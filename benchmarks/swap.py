@@ -207,7 +207,7 @@ class Fio:
         moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
         if moved != nbytes:
             raise launch.UsageError(f"fio moved {moved} bytes, not {nbytes}")
-        return max(job["read"]["runtime"], job["write"]["runtime"], 1) / 1e3
+        return float(max(job["read"]["runtime"], job["write"]["runtime"], 1)) / 1e3
 
     def close(self) -> None:
         """Remove the file."""

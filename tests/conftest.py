@@ -6,6 +6,7 @@ Without ``--with-mpi`` nothing here imports mpi4py.
 """
 
 import atexit
+import functools
 import os
 import shutil
 import signal
@@ -69,9 +70,23 @@ def _parse_slice(text: str) -> tuple[int, int]:
     return int(part), int(num_parts)
 
 
+@functools.cache
+def _names_mpi(path: Path) -> bool:
+    return "mark.mpi" in path.read_text(encoding="utf-8")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without a test for ranks to those who run alone: to import all takes a while."""
+    if not config.getoption("--with-mpi") or collection_path.is_dir():
+        return None
+    return None if _names_mpi(collection_path) else True
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if "launch" in getattr(item, "fixturenames", ()):
         item.add_marker("launch")
+    if item.get_closest_marker("mpi") and not _names_mpi(item.path):
+        raise pytest.UsageError(f"{item.nodeid}: write pytest.mark.mpi in the file of the test")
 
 
 @pytest.hookimpl(trylast=True)
@@ -261,5 +276,7 @@ def child_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
     }
+    # Without a buffer a line is several writes, and the lines of ranks get mixed.
+    kept.pop("PYTHONUNBUFFERED", None)
     path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}

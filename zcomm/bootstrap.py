@@ -113,8 +113,8 @@ def start(
     _configure_logging(control.rank)
     if control.rank == 0 and world.words:
         logging.getLogger("zcomm").info(world.words)
-    for name in environment.unknown():
-        logging.getLogger("zcomm").warning("%s is not a setting of zcomm: ignored", name)
+    for setting in environment.unknown():
+        logging.getLogger("zcomm").warning("%s is not a setting of zcomm: ignored", setting)
     found = _topology(topology, world)
     asked = {"device": device, "transport": transport, "seed": str(seed)}
     channel = _channel(control, found, seed)

@@ -24,7 +24,7 @@ from benchmarks.peers.options import Options, parse
 from benchmarks.peers.rank import BATCHES, JOB
 from benchmarks.peers.registry import ALONE, PEERS, Peer
 from benchmarks.peers.report import Outcome
-from benchmarks.peers.results import Failed, Row, judge, merge, ratios
+from benchmarks.peers.results import Failed, Row, ends, judge, merge, ratios
 from benchmarks.training import data
 from benchmarks.training.model import GPT
 
@@ -138,18 +138,20 @@ class Run:
 
     def _report(self) -> int:
         rows = {name: row for name, row in self.outcomes.items() if isinstance(row, Row)}
-        compared, verdicts = ratios(rows), judge(rows)
+        compared, verdicts, ended = ratios(rows), judge(rows), ends(rows)
         title = f"One training by zero and its peers, links of {self.options.rate}"
         self._console.print(report.table(self.outcomes, self.absent, title))
         for ratio in compared:
             self._console.print(report.ratio_line(ratio))
         for verdict in verdicts:
             self._console.print(report.verdict_line(verdict))
+        for end in ended:
+            self._console.print(report.end_line(end))
         for item in report.rows(self.outcomes, self.absent):
             report.write(self.file, item)
-        report.write(self.file, report.closing(compared, verdicts))
+        report.write(self.file, report.closing(compared, verdicts, ended))
         failed = len(rows) < len(self.outcomes)
-        return 1 if failed or not all(verdict.holds for verdict in verdicts) else 0
+        return 1 if failed or not all(each.holds for each in (*verdicts, *ended)) else 0
 
 
 def _join(versions: Mapping[str, str | None]) -> str:

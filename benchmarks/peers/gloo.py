@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def prepare(name: str, job: Job) -> GlooTraining:
     if name in (ALONE.name, DDP.name):
         return _Mastered(model, replicated=name == DDP.name)
     if name in (ONE_LINE.name, RECIPE.name):
-        return _Quantised(model, hpz=name == RECIPE.name)
+        return _Quantised(model, recipe=name == RECIPE.name)
     return _Sharded(model)
 
 
@@ -70,12 +71,19 @@ class _Sharded(GlooTraining):
 
 
 class _Quantised(_Sharded):
-    """The same with ``quantize_fsdp``, one line; with ``hpz`` nodes keep blocks for backward."""
+    """The same with ``quantize_fsdp``, one line.
 
-    def __init__(self, model: GPT, *, hpz: bool) -> None:
+    With ``recipe`` nodes keep blocks for backward (hpZ), and the next one is gathered while one
+    computes.
+    """
+
+    def __init__(self, model: GPT, *, recipe: bool) -> None:
         ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        super().__init__(model, **({"reshard_after_forward": ranks_per_node} if hpz else {}))
+        super().__init__(model, **({"reshard_after_forward": ranks_per_node} if recipe else {}))
         self._comm = zcomm.torch.quantize_fsdp(model)
+        if recipe:
+            for one, following in pairwise([model, *model.blocks]):
+                one.set_modules_to_forward_prefetch([following])
 
     def counted_nbytes(self) -> int | None:
         """Return the wire bytes that this rank has sent between nodes."""

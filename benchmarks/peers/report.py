@@ -16,7 +16,7 @@ from benchmarks.collectives import record
 from benchmarks.launch import UsageError
 from benchmarks.peers.options import Options
 from benchmarks.peers.registry import ALONE, PEERS
-from benchmarks.peers.results import Failed, Ratio, Row, Verdict
+from benchmarks.peers.results import LATE, LATE_BOUND, End, Failed, Ratio, Row, Verdict
 
 SCHEMA = "zcomm.peers/1"
 _MEGA = 1e6
@@ -86,6 +86,17 @@ def verdict_line(verdict: Verdict) -> str:
     )
 
 
+def end_line(end: End) -> str:
+    """Return one line about what a long training has learnt."""
+    word = "OK" if end.holds else "FAILED"
+    ours, theirs = PEERS[end.name].title, PEERS[end.reference].title
+    return (
+        f"{word}: loss of {ours} from {end.first:.4f} to {end.last:.4f}, the mean of the last"
+        f" {LATE} steps, that of {theirs} to {end.expected:.4f}:"
+        f" within {LATE_BOUND:.1%} ({end.difference:+.3%})"
+    )
+
+
 def open_new(path: Path | None) -> TextIO | None:
     """Open the file that was asked for, which must be new.
 
@@ -128,10 +139,16 @@ def rows(outcomes: Mapping[str, Outcome], absent: Mapping[str, str]) -> list[dic
     ]
 
 
-def closing(ratios: Sequence[Ratio], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def closing(
+    ratios: Sequence[Ratio], verdicts: Sequence[Verdict], ends: Sequence[End]
+) -> dict[str, Any]:
     """Return the closing object."""
-    judged = [asdict(verdict) | {"holds": verdict.holds} for verdict in verdicts]
-    return {"kind": "end", "ratios": [asdict(ratio) for ratio in ratios], "losses": judged}
+    return {
+        "kind": "end",
+        "ratios": [asdict(ratio) for ratio in ratios],
+        "losses": [asdict(verdict) | {"holds": verdict.holds} for verdict in verdicts],
+        "ends": [asdict(end) | {"holds": end.holds} for end in ends],
+    }
 
 
 def write(file: TextIO | None, item: dict[str, Any]) -> None:

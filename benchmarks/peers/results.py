@@ -8,12 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.peers.rank import Report
-from benchmarks.peers.registry import BASELINES, PEERS
+from benchmarks.peers.registry import BASELINES, PEERS, Peer
 
 EXACT_BOUND = 0.005
 """Of losses of exact peers: they round to bfloat16 in different places, and sum in other orders."""
 
 QUANTISED_BOUND = 0.02
+
+LONG = 100
+"""Steps from which on a training's end is judged too: the mean loss of the ``LATE`` last steps."""
+
+LATE = 20
+LATE_BOUND = 0.01
 
 
 @dataclass(frozen=True)
@@ -135,16 +141,53 @@ def _distance(difference: float) -> float:
 
 def judge(rows: Mapping[str, Row]) -> list[Verdict]:
     """Compare all peers with the first exact one, by the step in which they differ most."""
-    trained = [peer for peer in PEERS.values() if peer.name in rows]
-    reference = next((rows[peer.name] for peer in trained if peer.exact), None)
-    if reference is None:
-        return []
+    reference, others = _reference(rows)
     verdicts = []
-    for peer in trained:
-        if peer.name == reference.name:
-            continue
+    for peer in others:
         pairs = zip(rows[peer.name].losses, reference.losses, strict=True)
         difference = max((loss / other - 1 for loss, other in pairs), key=_distance)
         bound = EXACT_BOUND if peer.exact else QUANTISED_BOUND
         verdicts.append(Verdict(peer.name, reference.name, difference, bound))
     return verdicts
+
+
+def _reference(rows: Mapping[str, Row]) -> tuple[Row, list[Peer]]:
+    """Return the row of the first exact peer, and the other peers that have rows, if any."""
+    trained = [peer for peer in PEERS.values() if peer.name in rows]
+    exact = next((peer for peer in trained if peer.exact), None)
+    if exact is None:
+        return next(iter(rows.values())), []
+    return rows[exact.name], [peer for peer in trained if peer is not exact]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a long training ends beside the reference: mean losses of the ``LATE`` last steps."""
+
+    name: str
+    reference: str
+    first: float
+    last: float
+    expected: float
+
+    @property
+    def difference(self) -> float:
+        """Return by how much of it the loss is above the reference's."""
+        return self.last / self.expected - 1
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether it has learnt, and as much as the reference."""
+        return self.last < self.first and abs(self.difference) <= LATE_BOUND
+
+
+def ends(rows: Mapping[str, Row]) -> list[End]:
+    """Compare the ends of all peers' trainings with the first exact one's; none of short ones."""
+    reference, others = _reference(rows)
+    if len(reference.losses) < LONG:
+        return []
+    expected = statistics.fmean(reference.losses[-LATE:])
+    return [
+        End(name, reference.name, losses[0], statistics.fmean(losses[-LATE:]), expected)
+        for name, losses in ((peer.name, rows[peer.name].losses) for peer in others)
+    ]

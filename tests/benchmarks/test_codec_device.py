@@ -148,6 +148,7 @@ def test_every_kernel_is_compared_and_timed_on_the_device(played, capsys):
     assert lines[-2] == f"# 0 of {len(CASES)} differ from the reference"
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_of_the_device_is_seen(played, monkeypatch, capsys):
     right = codecs.cuda.decode
 

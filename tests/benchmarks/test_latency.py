@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks import latency
 from benchmarks.launch import UsageError
+from tests.marks import slow
 
 FLAGS = ["--sizes", "8", "4100", "--calls", "3"]
 
@@ -12,7 +13,7 @@ def rows_of(text):
     return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
 
 
-@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+@pytest.mark.parametrize("arrays", ["numpy", slow("torch")])
 def test_rows(launch, arrays):
     run = launch("-m", "benchmarks.latency", *FLAGS, "--arrays", arrays, num_ranks=2, timeout=100)
     assert run.returncode == 0, run.stderr

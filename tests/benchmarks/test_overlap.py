@@ -93,6 +93,7 @@ def test_a_wrong_element_on_one_rank_is_said_and_fails(launch):
     assert "1 elements are WRONG" in done.stdout
 
 
+@pytest.mark.slow
 def test_one_rank_has_nobody(launch):
     done = launch(*PROGRAM, *SMALL, num_ranks=1)
     assert done.returncode == 2

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from tests.marks import slow
+
 COLLECTIVES = ["-m", "benchmarks.collectives"]
 TRAINING = ["-m", "benchmarks.training"]
 
@@ -18,6 +20,7 @@ def words_of_ranks(stderr):
     return "".join(re.split(r"^-{70,}\n", stderr, flags=re.MULTILINE)[::2])
 
 
+@pytest.mark.slow
 def test_the_table_is_printed_once(launch, tmp_path):
     flags = ["all_gather", "-b", "4K", "-e", "8K", "-f", "2", "-n", "2", "--codec", "int8"]
     place = ["--topology", "2x1", "-J", tmp_path / "lines"]
@@ -34,7 +37,7 @@ def test_the_table_is_printed_once(launch, tmp_path):
     ("program", "words", "part"),
     [
         (COLLECTIVES, ["all_gather", "--topology", "2x3"], "2 x 3 = 6"),
-        (TRAINING, ["--data", "/nonexistent/text"], "/nonexistent/text"),
+        slow(TRAINING, ["--data", "/nonexistent/text"], "/nonexistent/text"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(launch, program, words, part):

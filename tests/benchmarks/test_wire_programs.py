@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.test_programs import words_of_ranks
-from tests.marks import slow
 
 WIRE = ["-m", "benchmarks.wire"]
 SMALL = ["-b", "64K", "-n", "2"]
@@ -58,6 +57,7 @@ def test_rows_of_all_variants_and_operations(launch, tmp_path):
     assert len(rows_of(done.stdout)) == len(rows)
 
 
+@pytest.mark.slow
 def test_what_mpi_cannot_do_is_absent_with_its_reason(launch):
     done = launch(*WIRE, "reduce_scatter", *SMALL, "--peers", "mpi", num_ranks=2)
     assert done.returncode == 0, done.stderr
@@ -65,7 +65,8 @@ def test_what_mpi_cannot_do_is_absent_with_its_reason(launch):
     assert len(rows_of(done.stdout)) == 2
 
 
-@pytest.mark.parametrize("name", ["zcomm int8", *map(slow, ("zcomm exact", "gloo tensor", "MPI"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zcomm int8", "zcomm exact", "gloo tensor", "MPI"])
 def test_a_wrong_element_of_any_variant_is_found(launch, name):
     done = launch("-c", SPOILT.format(name=name), "all_gather", *SMALL, num_ranks=2)
     assert done.returncode != 0
@@ -77,11 +78,12 @@ def test_a_wrong_element_of_any_variant_is_found(launch, name):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        slow(["--algorithm", "fast"], "fast"),
+        (["--algorithm", "fast"], "fast"),
         (["--codec", "int8,int4"], "takes one codec"),
-        slow(["-b", "16"], "less than 16 bytes for each of 2 ranks"),
+        (["-b", "16"], "less than 16 bytes for each of 2 ranks"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(launch, words, part):
     done = launch(*WIRE, "all_gather", *SMALL, *words, num_ranks=2)
     assert done.returncode == 2

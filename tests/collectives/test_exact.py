@@ -16,15 +16,17 @@ from tests.collectives.dtypes import (
     widen,
 )
 from tests.collectives.worlds import LAYERED, SEVERAL, UNIFORM, WORLDS, algorithms, on
+from tests.marks import one_in, slow
 from topology import from_shape
 
 EVERY_WORLD = pytest.mark.parametrize("world", WORLDS)
 
-# Every cluster meets the dtypes that differ in their arithmetic; two meet all kinds and dtypes.
+# Every cluster meets the dtypes that differ in their arithmetic, one of them in the fast tier; two
+# meet all kinds and dtypes.
 MAIN_KINDS = [("torch", "bfloat16"), ("numpy", "float16"), ("torch", "float32")]
-CASES = [(world, *kind) for world in WORLDS for kind in MAIN_KINDS]
+CASES = one_in(3, list(WORLDS), MAIN_KINDS)
 CASES += [("2x2", *kind) for kind in KINDS if kind not in MAIN_KINDS]
-CASES += [("1+2 round-robin", *kind) for kind in KINDS if kind not in MAIN_KINDS]
+CASES += [slow("1+2 round-robin", *kind) for kind in KINDS if kind not in MAIN_KINDS]
 EVERY_CASE = pytest.mark.parametrize(("world", "kind", "dtype"), CASES)
 
 
@@ -77,8 +79,9 @@ def test_products_of_complex_numbers(world):
     on(world, program)
 
 
-@pytest.mark.parametrize("world", SEVERAL)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32"])
+@pytest.mark.parametrize(
+    ("world", "dtype"), one_in(4, SEVERAL, ["float32", "bfloat16", "float16", "int32"])
+)
 @pytest.mark.parametrize("numel", [4095, 70_001])
 def test_all_reduce_of_many_elements(world, dtype, numel):
     def program(comm):

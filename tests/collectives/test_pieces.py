@@ -81,7 +81,7 @@ def test_q15_exact_results_are_those_of_the_oracle(monkeypatch, dtype):
     on("2x2", program)
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_windows_across_levels(monkeypatch, level):
     """A node may hold several levels, and hops of two levels then share a slot."""
     expected = whole(monkeypatch, "2x2x2", "int8")

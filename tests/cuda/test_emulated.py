@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.codecs.cases import Call, cases, differences, outcomes
 from tests.codecs.inputs import CODECS, drawn, memory, messages
+from tests.marks import one_in
 from zcomm import Codec
 from zcomm.codecs import cuda, instances, parameters, reference
 from zcomm.codecs.wire import layout
@@ -69,9 +70,11 @@ def both(kernels, nbytes, name, *arguments):
     return [result.tobytes() for result in results]
 
 
-@pytest.mark.parametrize("kind", ["normal", "special", "huge"])
-@pytest.mark.parametrize("dtype", list(instances.DTYPES))
-@pytest.mark.parametrize("codec", [*instances.FAST, *GENERAL], ids=str)
+@pytest.mark.parametrize(
+    ("codec", "dtype", "kind"),
+    one_in(3, [*instances.FAST, *GENERAL], list(instances.DTYPES), ["normal", "special", "huge"]),
+    ids=str,
+)
 def test_vectors_at_multiples_of_16(kernels, codec, dtype, kind):
     lengths, starts = np.array([9 * max(codec.block, 64) + 75]), np.zeros(1, np.int64)
     x = drawn(np.random.default_rng(3), kind, int(lengths[0]), dtype)

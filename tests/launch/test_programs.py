@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import one_in
+
 PROGRAM = Path(__file__).parent / "programs" / "one_rank_fails.py"
 LATE = PROGRAM.with_name("late.py")
 INIT = "import zcomm; print('size', zcomm.init().size)"
@@ -15,8 +17,7 @@ def check_ended_by_rank_1(run: subprocess.CompletedProcess[str]) -> None:
     assert "reached the end" not in run.stdout
 
 
-@pytest.mark.parametrize("others", ["wait", "compute"])
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(("others", "num_ranks"), one_in(2, ["compute", "wait"], [2, 3]))
 def test_exception_on_one_rank(launch, others, num_ranks):
     run = launch(PROGRAM, "raise", others, num_ranks=num_ranks, timeout=60)
     check_ended_by_rank_1(run)
@@ -123,8 +124,10 @@ def test_one_rank_that_no_launcher_started_is_a_world_of_one(launch, variables):
     assert (run.returncode, run.stdout.strip()) == (0, "size 1")
 
 
-@pytest.mark.parametrize(("how", "words"), [("small", "all_reduce float64[2]"), ("barrier", "bar")])
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("how", "words", "num_ranks"),
+    one_in(2, [("small", "all_reduce float64[2]"), ("barrier", "bar")], [2, 3]),
+)
 def test_a_late_rank_is_named_and_small_calls_go_on(launch, mpi_vendor, how, words, num_ranks):
     env = {"ZCOMM_TIMEOUT": "1"}
     run = launch(LATE, how, num_ranks=num_ranks, env=env, timeout=60)

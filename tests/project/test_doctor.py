@@ -106,6 +106,7 @@ def test_optional_and_absent_is_no_error(launch):
         assert remedy in found[name]["remedy"]
 
 
+@pytest.mark.slow
 def test_under_mpirun_rank_0_tells_size_and_topology(launch):
     run = launch(*DOCTOR, "--json", num_ranks=4, env={"ZCOMM_TOPOLOGY": "2x2"})
     ok, found = findings(run)

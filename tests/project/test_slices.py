@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 COLLECT = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
 MODULE = Path(__file__).with_name("test_environment.py")
 
@@ -10,6 +12,7 @@ def collected(run):
     return [line for line in run.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.slow
 def test_slices_are_disjoint_and_together_everything(launch):
     everything = collected(launch(*COLLECT, MODULE))
     slices = [collected(launch(*COLLECT, MODULE, f"--slice={k}/3")) for k in range(3)]

@@ -29,7 +29,7 @@ for _ in range(3):
 dist.init_process_group("gloo")  # the store of MPI serves other backends too
 own = dist.new_group(backend="zcomm")
 dist.all_reduce(x, group=own)
-print("sum", x.tolist())
+print(f"sum {x.tolist()}")
 """
     ended = run(launch, tmp_path, text)
     assert ended.returncode == 0, ended.stderr

@@ -92,10 +92,13 @@ def test_a_difference_is_said_on_all_ranks_and_the_job_goes_on():
 
 
 def test_an_absent_rank_is_named_and_may_come_late(monkeypatch):
-    monkeypatch.setenv("ZCOMM_TIMEOUT", "1")
+    # Not before all are there, who may be late on a busy machine.
+    ready = threading.Barrier(3, lambda: monkeypatch.setenv("ZCOMM_TIMEOUT", "1"))
     named = threading.Barrier(3)
 
     def program(comm):
+        comm.barrier()
+        ready.wait(60)
         if comm.rank == 1:
             named.wait(60)
             time.sleep(0.3)  # the others are in their next call before this one receives

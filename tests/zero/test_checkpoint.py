@@ -17,7 +17,7 @@ from torch import nn
 
 import zero
 import zero.checkpoint.save
-from tests.marks import one_in
+from tests.marks import one_in, slow
 from tests.zero.models import Tower, differing_copy, loss_of, make, tokens
 from tests.zero.pretrained import MODELS, batch_of
 from tests.zero.runs import assert_same_bits, on, shard, whole
@@ -222,7 +222,7 @@ def test_other_ranks_and_stages(saved, loaded, topology, tmp_path):
         assert losses == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("topology", ["1", "1x2", "2x2x2"])
+@pytest.mark.parametrize("topology", [slow("1"), "1x2", slow("2x2x2")])
 def test_a_wider_range_of_sums_in_float32(topology, tmp_path):
     """In float32 only the order of sums differs between numbers of ranks."""
     model = make(Tower)
@@ -258,8 +258,7 @@ def everything(path):
     }
 
 
-@pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("stage", "dtype"), one_in(2, range(4), DTYPES))
 def test_between_two_backwards(stage, dtype, tmp_path):
     """Reduced gradients, and under no_sync those of each rank, are part of the checkpoint."""
     model = make(Tower, dtype=dtype)

@@ -190,7 +190,7 @@ LIVE = [
 ]
 
 
-@pytest.mark.parametrize(("index", "itemsize"), one_in(2, range(len(LIVE)), [2, 4]))
+@pytest.mark.parametrize(("index", "itemsize"), one_in(4, range(len(LIVE)), [2, 4]))
 def test_live_bytes_are_within_two_percent(index, itemsize):
     config = dataclasses.replace(LIVE[index], min_numel=0)
     dtype = {2: torch.bfloat16, 4: torch.float32}[itemsize]

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import zero
+from tests.marks import slow
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.runs import SIZES, adamw, assert_same_bits, on, shard, train, whole
 
@@ -74,7 +75,7 @@ def test_what_moves_the_version(event):
     assert sum(on("2x2", program)) == (whole_model if moved else 0)
 
 
-@pytest.mark.parametrize("topology", ["2x2", "2x2x2"])
+@pytest.mark.parametrize("topology", ["2x2", slow("2x2x2")])
 def test_every_divisor_of_the_ranks(topology):
     wanted = on(topology, train, make(Tower), zero.Config(), steps=3)
     for secondary in (1, 2, SIZES[topology]):

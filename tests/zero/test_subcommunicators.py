@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import zero
+from tests.marks import one_in
 from tests.zero.models import Tower, make
 from tests.zero.runs import assert_same_bits, on, train
 
@@ -14,8 +15,10 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("config", [*map(zero.Config, range(4)), zero.Config.zeropp()])
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    one_in(3, list(GROUPS), [*map(zero.Config, range(4)), zero.Config.zeropp()]),
+)
 def test_two_groups(kind, config):
     """Each its own model, both at once."""
     group_of, topology = GROUPS[kind]

@@ -186,11 +186,16 @@ class AllGather(_Comm):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Gather the shards of all ranks, the own one decoded like the others."""
+        """Gather the shards of all ranks, the own one decoded like the others.
+
+        On CPU beside the caller, whether ``async_op`` is set or not: FSDP waits for what is
+        returned where it reads the parameters, and what it prefetches comes while others compute.
+        """
         comm = self._places.group(group)
         layout = self._layout(output_tensor, comm.size, trainable=False)
         # Several dtypes travel as bytes; a smaller group holds what was decoded before.
         whole = layout.dtype != "uint8" and comm.size == self._shard_size()
+        beside = async_op or output_tensor.device.type == "cpu"
         work = comm.gather_layout(
             [input_tensor],
             [output_tensor],
@@ -198,9 +203,9 @@ class AllGather(_Comm):
             codec=self.codec if whole else None,
             min_numel=self.min_numel,
             label=self._label,
-            async_op=async_op,
+            async_op=beside,
         )
-        return Arrival(work) if async_op else None
+        return Arrival(work) if beside else None
 
     def _shard_size(self) -> int:
         return int(self._parameters[0].mesh_info.shard_mesh_size)

@@ -13,13 +13,14 @@ from typing import Any, Protocol
 
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
-from zcomm import bootstrap
+from zcomm import bootstrap, placement
 from zcomm.communicator import Communicator
 from zcomm.torch import launch
 from zcomm.torch.gloo_messages import GlooMessages
 from zcomm.torch.messages import Messages
 from zcomm.transports.base import Transport
 from zcomm.transports.process_group import ProcessGroupTransport
+from zcomm.transports.shared import open_windows
 from zcomm.transports.staged import StagedTransport
 from zcomm.work import Stream
 from zcomm.worlds import HostsWorld
@@ -59,10 +60,14 @@ def connect(opts: Any, min_numel: int) -> Link:
 
 
 class GlooWorld(HostsWorld):
-    """The ranks of a gloo group of our own, see :class:`zcomm.worlds.World`."""
+    """The ranks of a gloo group of our own, see :class:`zcomm.worlds.World`.
 
-    def __init__(self, group: ProcessGroupGloo) -> None:
+    With ``windows`` those of one host share memory, which stays reserved for the group.
+    """
+
+    def __init__(self, group: ProcessGroupGloo, *, windows: bool) -> None:
         self._group = group
+        self._windows = windows
         self.words = "" if OVER_GLOO in _SAID or group.size() == 1 else OVER_GLOO
         _SAID.add(self.words)
         self.rank: int = group.rank()
@@ -71,7 +76,11 @@ class GlooWorld(HostsWorld):
     @cached_property
     def control(self) -> Transport:
         """See :class:`zcomm.worlds.World`."""
-        return StagedTransport(ProcessGroupTransport(self._group))
+        messages = ProcessGroupTransport(self._group)
+        moves = StagedTransport(messages)
+        if self._windows:
+            messages.windows = open_windows(moves, placement.hosts(moves).tolist())
+        return moves
 
 
 class GlooLink:
@@ -87,7 +96,9 @@ class GlooLink:
         self.messages: Messages = GlooMessages(group)
         name = "world" if self._is_default else str(opts.group_id)
         how: Any = {"min_numel": min_numel, "abort": False, "name": name, "stream": Stream()}
-        self.communicator = bootstrap.start(GlooWorld(group), **how)
+        # Only of the default group: there may be many others, and /dev/shm is small in containers.
+        world = GlooWorld(group, windows=self._is_default)
+        self.communicator = bootstrap.start(world, **how)
 
     def close(self) -> None:
         """See :class:`Link`."""

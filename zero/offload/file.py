@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import secrets
 import threading
@@ -25,9 +24,9 @@ from collections.abc import Callable
 from zcomm.errors import OffloadError
 from zero.offload.memory import ALIGNMENT, Memory, mapped, rounded
 
-logger = logging.getLogger("zcomm")
-
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR}
+# The C library's stand-in writes single bytes, which direct I/O refuses with EINVAL.
+_NO_FALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 class SwapFile:
@@ -60,12 +59,6 @@ class SwapFile:
             raise OffloadError(
                 f"no swap file can be made in {self.folder}: {error.strerror}", path=self.folder
             ) from error
-        if not self.direct:
-            logger.warning(
-                "%s takes no direct I/O (O_DIRECT): what is swapped there passes through the page"
-                " cache, which takes memory and time",
-                self.folder,
-            )
 
     def close(self) -> None:
         """Give the disk space back; no thread is at it, nor will be. Again, it does nothing."""
@@ -100,11 +93,26 @@ class SwapFile:
             OffloadError: the disk is full, or a quota or the largest size of a file is reached.
         """
         try:
-            os.posix_fallocate(self.descriptor, start, nbytes)
+            try:
+                os.posix_fallocate(self.descriptor, start, nbytes)
+            except OSError as error:
+                if error.errno not in _NO_FALLOCATE:
+                    raise
+                self._fill(start, nbytes)
         except OSError as error:
             with contextlib.suppress(OSError):  # blocks that a failed call left behind
                 os.ftruncate(self.descriptor, start)
             raise self._failed("reserve", nbytes, start, error.strerror) from error
+
+    def _fill(self, start: int, nbytes: int) -> None:
+        """Take disk space where the system knows no other way: by writing zeros."""
+        zeros = mapped(rounded(min(nbytes, self._bounce_nbytes)))
+        done = 0
+        while done < nbytes:
+            count = os.pwritev(self.descriptor, [zeros[: nbytes - done].data], start + done)
+            if count % ALIGNMENT:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done += count
 
     def write(self, data: Memory, offset: int) -> None:
         """Write all of some memory.

@@ -53,4 +53,5 @@ class Pending:
 
     def settle(self) -> None:
         """Return when it has ended, well or not."""
-        wait_for(self._futures)
+        if not self.done:
+            wait_for(self._futures)

@@ -99,6 +99,14 @@ class Swap:
         self.rank = rank
         self._piece_nbytes = rounded(buffer_nbytes)
         self._file: SwapFile | None = SwapFile(directory, self._piece_nbytes)
+        if not self._file.direct:
+            # Of the ranks of a job one speaks.
+            logger.log(
+                logging.INFO if rank else logging.WARNING,
+                "%s takes no direct I/O (O_DIRECT): what is swapped there passes through the page"
+                " cache, which takes memory and time",
+                self._file.folder,
+            )
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._space = Space()

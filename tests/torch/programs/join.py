@@ -20,5 +20,5 @@ if how == "fail" and me == 1:
     raise RuntimeError("of rank 1")
 total = comm.all_reduce(np.array([me + 1], np.float32))
 shape = "x".join(map(str, comm.topology.shape[::-1]))
-print(f"{me}:{shape}:{total[0]}", flush=True)
+print(f"{me}:{shape}:{total[0]} ", flush=True)  # unbuffered, the end of the line is a second write
 comm.close()

@@ -4,6 +4,7 @@ Usage: train.py WAY BACKEND FOLDER
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -218,9 +219,7 @@ def deepspeed_stage(stage: int, folder: Path) -> list[float]:
         "zero_allow_untested_optimizer": True,
     }
     net = model()
-    engine, *_ = deepspeed.initialize(
-        model=net, optimizer=adamw(net), config=settings, dist_init_required=False
-    )
+    engine, *_ = deepspeed.initialize(model=net, optimizer=adamw(net), config=settings)
     losses = []
     for step in range(STEPS):
         x = tokens(step, dist.get_rank())
@@ -251,8 +250,22 @@ WAYS = {
 WAYS |= {f"deepspeed{n}": lambda folder, n=n: deepspeed_stage(n, folder) for n in (1, 2, 3)}
 
 
+def join(way: str, backend: str) -> None:
+    """Make the default group, as the users of ``way`` do."""
+    if not way.startswith("deepspeed"):
+        dist.init_process_group(backend)
+        return
+    import deepspeed
+
+    # An operator for inference, compiled when the process group is made, which takes minutes.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Its own discovery of MPI works too, and has one port for all jobs of a machine.
+    os.environ.setdefault("LOCAL_RANK", os.environ.get("MPI_LOCALRANKID", "0"))
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
+
+
 def main(way: str, backend: str, folder: str) -> None:
-    dist.init_process_group(backend)
+    join(way, backend)
     losses = WAYS[way](Path(folder))
     if backend == "zcomm":
         sent = dist.group.WORLD.communicator.traffic

@@ -57,7 +57,8 @@ class Rank:
         self.process.stdin.close()
         self.said: dict[str, Verdict] = {}
         self.spoke = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.listener = threading.Thread(target=self._listen, daemon=True)
+        self.listener.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -91,7 +92,10 @@ def _watch(ranks: list[Rank], tests: list[str], verdicts: dict[str, Verdict]) ->
                 rank.spoke.clear()
                 if name in rank.said:
                     break
-                if rank.process.poll() is not None and not rank.spoke.wait(1):
+                if rank.process.poll() is not None:
+                    rank.listener.join(30)  # what it said before it ended counts
+                    if name in rank.said:
+                        break
                     verdicts[name] = _worst(ranks, name) or Verdict("failed", "the process ended")
                     return name
                 if not rank.spoke.wait(SILENCE_SECONDS):

@@ -46,7 +46,10 @@ def refuse_direct(monkeypatch):
 def mounted(folder, *options):
     """A tmpfs of a given size under a folder, which may be gone at the end."""
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", folder], check=True)
+    words = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", folder]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")  # a container's root may not
     try:
         yield folder
     finally:

@@ -280,6 +280,24 @@ def test_a_full_disk_refuses_an_extent_and_goes_on_with_those_it_has(tmp_path):
 
 
 @NEEDS_ROOT
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL], ids=errno.errorcode.get)
+def test_a_file_system_that_cannot_reserve_is_filled(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "posix_fallocate", failing(number))
+    with (
+        mounted(tmp_path / "disk", "size=256k") as folder,
+        Swap(folder, rank=0, buffer_nbytes=PIECE) as swap,
+    ):
+        extent = swap.allocate("w", 5 * PIECE)
+        with outside(swap) as descriptor:
+            assert os.fstat(descriptor).st_blocks * 512 == 5 * PIECE
+        with pytest.raises(OffloadError, match="No space left"):
+            swap.allocate("too large", 220 << 10)
+        swap.write(extent, data := drawn(5 * PIECE)).wait()
+        assert same(read_back(swap, extent, data), data)
+        swap.allocate("the rest", (256 << 10) - 5 * PIECE)
+
+
+@NEEDS_ROOT
 def test_a_disk_without_any_space(tmp_path):
     with mounted(tmp_path / "disk", "size=16k") as folder:
         (folder / "other").write_bytes(bytes(16 << 10))
