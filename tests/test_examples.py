@@ -45,3 +45,13 @@ def test_resume(launch, tmp_path):
     for step in range(20, 35):
         assert then[step] == first.get(step, then[step])
         assert alone[step] == pytest.approx(then[step], abs=2e-5)
+
+
+def test_tiled(launch):
+    """The same first loss whole and in tiles, whose memory is less."""
+    runs = [launch("examples/tiled.py", splits, 11, 128, num_ranks=2) for splits in (1, 8)]
+    whole, tiled = map(losses, runs)
+    assert tiled == pytest.approx(whole, rel=1e-3)
+    assert whole[10] < whole[0]
+    peaks = [float(run.stdout.split("at most ")[1].split()[0]) for run in runs]
+    assert peaks[1] < peaks[0] / 2

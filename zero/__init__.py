@@ -23,6 +23,7 @@ from zero.parameters import ShardedParameterError
 from zero.pretrained import load_pretrained
 from zero.scaling import DynamicLossScale
 from zero.shard import shard
+from zero.tiled import TiledLinear, merge_tiles
 
 __all__ = [
     "Config",
@@ -31,6 +32,7 @@ __all__ = [
     "ModelStates",
     "Saving",
     "ShardedParameterError",
+    "TiledLinear",
     "clip_grad_norm_",
     "expected_nbytes",
     "export",
@@ -39,6 +41,7 @@ __all__ = [
     "full_state_dict",
     "load",
     "load_pretrained",
+    "merge_tiles",
     "model_state_nbytes",
     "loss_scale",
     "no_sync",

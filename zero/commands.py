@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zero.config import Config
+from zero.config import PLACES, Config
 from zero.estimate import Estimate, Model, estimate
-from zero.offload_estimate import PLACES, Offload, Offloaded, offloaded
-
-GB = 1e9
+from zero.offload_estimate import Offloaded, offloaded
+from zero.sizes import gigabytes, size_nbytes
 
 ROWS = (
     ("parameters", "parameters"),
@@ -29,7 +29,12 @@ ROWS = (
     ("codec_buffers", "+ codec buffers"),
     ("peak", "peak, no activations"),
 )
-PLACE_ROWS = (("device", "device, at the peak"), ("host", "host"), ("disk", "disk"))
+PLACE_ROWS = (
+    ("device", "device, at the peak"),
+    ("host", "host"),
+    ("memory", "one memory for both"),
+    ("disk", "disk"),
+)
 TOTALS = ("model_states", "held", "peak")
 
 
@@ -56,9 +61,15 @@ class MemoryCommand:
         add("--accumulate", choices=("rank", "node"), default="rank")
         add("--grads-feedback", action="store_true")
         add("--prefetch", type=int, default=1)
-        papers = "by the papers' formulas (stages 2 and 3)"
-        add("--offload-optimizer", choices=PLACES, help=f"with the gradients, {papers}")
-        add("--offload-params", choices=PLACES, help="by ZeRO-Infinity's formula (stage 3)")
+        add("--offload-optimizer", choices=PLACES, help="masters and states (stages 1-3)")
+        add("--offload-params", choices=PLACES, help="shards of the parameters (stage 3)")
+        add("--offload-numel", type=int, default=Config.offload_numel, help="of a block of a step")
+        add(
+            "--limit",
+            type=size_nbytes,
+            help="memory that a rank may use, as 1.5GiB: exit code 1 where nothing printed fits",
+        )
+        add("--process", type=size_nbytes, default=0.0, help="of it, what Python and torch take")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the table: a column for each stage."""
@@ -77,25 +88,29 @@ class MemoryCommand:
             estimate(config, model, num_ranks=num_ranks, ranks_per_node=per_node)
             for config in configs
         ]
-        offload = Offload(arguments.offload_optimizer, arguments.offload_params)
         placed = {
-            config.stage: offloaded(offload, config, model, found, num_ranks=num_ranks)
+            config.stage: offloaded(config, model, found, num_ranks=num_ranks)
             for config, found in zip(configs, columns, strict=True)
-            if offload != Offload()
-            if offload.possible(config.stage) or arguments.stage is not None
+            if config.offload_optimizer is not None or config.offload_params is not None
         }
         console = Console(width=100, highlight=False)
         console.print(
             f"{model.numel:g} parameters, {num_ranks} ranks, {per_node} a node; GB of each rank"
         )
+        if placed:
+            console.print("Without offload:")
         console.print(table(list(stages), columns))
         if placed:
-            console.print(
-                "Offload as ZeRO-Offload (stage 2) and ZeRO-Infinity (stage 3) have it, without"
-                " buffers of\ntransfers; zero itself cannot offload yet"
-            )
+            console.print("With offload:")
             console.print(places(placed))
-        return 0
+        if arguments.limit is None:
+            return 0
+        needed = {
+            config.stage: arguments.process
+            + (placed[config.stage].memory if config.stage in placed else found.peak)
+            for config, found in zip(configs, columns, strict=True)
+        }
+        return judge(needed, arguments.limit)
 
     def _config(self, arguments: argparse.Namespace, stage: int) -> Config:
         """Return the configuration; with all stages, each has of the fields what it can have."""
@@ -105,6 +120,8 @@ class MemoryCommand:
             secondary = int(secondary)
         coded = stage > 0 or not every
         sharded = stage == 3 or not every
+        optimizer = arguments.offload_optimizer if stage > 0 or not every else None
+        params = arguments.offload_params if sharded else None
         return Config(
             stage=stage,
             weights=arguments.weights if coded else None,
@@ -114,6 +131,10 @@ class MemoryCommand:
             accumulate=arguments.accumulate,
             grads_feedback=arguments.grads_feedback,
             prefetch=arguments.prefetch,
+            offload_optimizer=optimizer,
+            offload_params=params,
+            nvme_path="." if "nvme" in (optimizer, params) else None,  # nothing is written
+            offload_numel=arguments.offload_numel,
         )
 
 
@@ -142,13 +163,22 @@ def places(columns: dict[int, Offloaded]) -> Table:
     return made
 
 
-def gigabytes(nbytes: float) -> str:
-    """Return GB as the paper prints them: 120, 41.3 (of 41.25), 1.88."""
-    value = nbytes / GB * (1 + 1e-12)
-    if value >= 100:
-        return f"{value:.0f}"
-    digits = 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:.{digits}f}"
+def judge(needed: dict[int, float], limit: float) -> int:
+    """Say on stderr which stages fit into a rank's memory; return 1 when none does."""
+    within = [stage for stage, nbytes in needed.items() if nbytes <= limit]
+    least = min(needed, key=lambda stage: needed[stage])
+    if not within:
+        print(
+            f"zcomm memory: a rank needs {gigabytes(needed[least])} GB in stage {least}, and"
+            f" activations; the limit is {gigabytes(limit)} GB",
+            file=sys.stderr,
+        )
+        return 1
+    print(
+        f"within {gigabytes(limit)} GB, but for activations: stage "
+        + ", ".join(f"{stage} ({gigabytes(needed[stage])} GB)" for stage in within)
+    )
+    return 0
 
 
 MEMORY = MemoryCommand()

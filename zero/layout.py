@@ -3,6 +3,8 @@
 Words defined here:
 
 - **unit**: parameters that are gathered and reduced together; its module is the outermost one.
+  A unit may hold others, which are gathered apart from it: the root does, and so does the unit of
+  a module in which others *stand alone*.
 - **buffer**: the flat memory of a unit's parameters of one dtype. **slot**: the place of one
   parameter in it. Slots start at 64-byte boundaries in every stage, because the alignment of a
   matrix changes the bits of a product.
@@ -236,19 +238,23 @@ def find_units(model: nn.Module, names: str | Sequence[str]) -> tuple[UnitModule
     """Divide a model's parameters into units; the root is the last.
 
     With ``"auto"`` the modules of units are the children of each outermost ModuleList or
-    Sequential; a child that is itself a container without forward stands for its children. A
-    parameter used by two units, or by a unit and the rest, belongs to the root.
+    Sequential; a child that is itself a container without forward stands for its children. Modules
+    that stand alone are units too, wherever they are; behind the unit that holds them. A parameter
+    used by two units, or by a unit and the rest, belongs to the root.
 
     Raises:
         ValueError: a name that is no module of the model, or a unit inside another.
     """
     modules = _automatic(model) if names == "auto" else _named(model, names)
+    modules = _with_those_alone(model, modules)
+    units = {id(module) for module in modules.values()}
     users: dict[int, set[str]] = {}
     inside: set[int] = set()
     for name, module in modules.items():
-        inside.update(map(id, module.modules()))
-        for parameter in module.parameters():
-            users.setdefault(id(parameter), set()).add(name)
+        for own in _up_to_units(module, units):
+            inside.add(id(own))
+            for parameter in own.parameters(recurse=False):
+                users.setdefault(id(parameter), set()).add(name)
     for module in model.modules():
         if id(module) not in inside:
             for parameter in module.parameters(recurse=False):
@@ -257,8 +263,35 @@ def find_units(model: nn.Module, names: str | Sequence[str]) -> tuple[UnitModule
     for name, parameter in model.named_parameters():
         using = users[id(parameter)]
         members[next(iter(using)) if len(using) == 1 else ""].append((name, parameter))
-    units = [UnitModules(n, m, tuple(members[n])) for n, m in modules.items() if members[n]]
-    return (*units, UnitModules("", model, tuple(members[""])))
+    found = [UnitModules(n, m, tuple(members[n])) for n, m in modules.items() if members[n]]
+    return (*found, UnitModules("", model, tuple(members[""])))
+
+
+def stands_alone(module: nn.Module) -> bool:
+    """Tell whether a module is marked as a unit of its own, also inside of another unit.
+
+    The mark is an attribute, ``zero_unit = True``. Such a unit is resharded after a recomputation
+    in backward too, and gathered again: it is one of several that must not be whole together.
+    """
+    return getattr(module, "zero_unit", False) is True
+
+
+def _with_those_alone(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules of units, and those that stand alone where the model has them."""
+    alone = {id(module) for name, module in model.named_modules() if name and stands_alone(module)}
+    if not alone:
+        return modules
+    # In the order of the model, which is the order of reductions backwards.
+    units = alone | {id(module) for module in modules.values()}
+    return {name: module for name, module in model.named_modules() if id(module) in units}
+
+
+def _up_to_units(module: nn.Module, units: Collection[int]) -> Iterator[nn.Module]:
+    """Yield a module and those below it that are in no unit of their own."""
+    yield module
+    for child in module.children():
+        if id(child) not in units:
+            yield from _up_to_units(child, units)
 
 
 def _automatic(model: nn.Module) -> dict[str, nn.Module]:

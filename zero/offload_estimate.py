@@ -1,45 +1,36 @@
-"""Bytes of a training that offloads, by the formulas of the papers. zero cannot offload yet.
+"""Bytes of a training that offloads: what zero keeps in memory and what on disk, at each rank.
 
-Of ZeRO-Offload (arXiv 2101.06840, section 3 and table 1), stage 2: the device keeps the parameters,
-2Ψ; the host has 16-bit gradients and the optimizer's 12 bytes, 14Ψ/N a rank.
+Where a state is between its uses (Ψ parameters, N ranks, K states of the optimizer, s bytes of a
+parameter; stage 3, of which stages 1 and 2 differ in what they share):
 
-Of ZeRO-Infinity (arXiv 2104.07857, section 3 and figure 2a), stage 3: 20 bytes a parameter, of
-which 2 are parameters, 2 gradients, and 16 the float32 parameters, momentum, variance and gradients
-of the step; gradients are where the optimizer is; all of it is shared by N ranks.
+| | none | ``"cpu"`` | ``"nvme"`` |
+|---|---|---|---|
+| parameters, sΨ/N | device | host | disk |
+| masters and the optimizer's states, 4(1 + K)Ψ/N | device | host | disk |
+| gradients of a step, 4Ψ/N in the first one, then sΨ/N | device | host | host |
 
-Buffers that transfers need, on the host and pinned, are in neither.
+With ``"nvme"`` the host also has what is on its way: shards of the units that are gathered, three
+blocks of the step, new parameters of two units.
+
+The papers: ZeRO-Offload (arXiv 2101.06840, table 1) has 2Ψ on the device and 14Ψ/N on the host, as
+stage 2 with ``"cpu"`` here after the first step. ZeRO-Infinity (arXiv 2104.07857, figure 2a) counts
+20Ψ/N bytes for Adam, of which 4 are float32 gradients: with ``"nvme"`` zero has 14Ψ/N on disk, and
+gradients never go there.
+
+A reader must not assume that device and host are two memories: models of zero are on the CPU, where
+they are one, and ``"cpu"`` saves only the float32 gradients of a step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from zero.config import Config
 from zero.estimate import WIDE_NBYTES, Estimate, Model
+from zero.offload.step import IN_MEMORY
 
-Place = Literal["cpu", "nvme"]
-PLACES: tuple[Place, ...] = ("cpu", "nvme")
-_HALF_NBYTES = 2
-
-
-@dataclass(frozen=True)
-class Offload:
-    """Where the papers put states; None leaves them on the device.
-
-    Attributes:
-        optimizer: of the optimizer's states and the gradients.
-        params: of the parameters, in stage 3.
-    """
-
-    optimizer: Place | None = None
-    params: Place | None = None
-
-    def possible(self, stage: int) -> bool:
-        """Tell whether a paper has a formula for a stage."""
-        if stage == 3:
-            return self.optimizer is not None or self.params is not None
-        return stage == 2 and self.optimizer == "cpu" and self.params is None
+BLOCKS = 3
+"""Of a step in blocks: one is read, one updated, one written."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +38,9 @@ class Offloaded:
     """Bytes of one rank.
 
     Attributes:
-        device: that stay there, at the peak, with all that zero adds (secondary, whole units, local
-            gradients, codec buffers); without activations.
-        host: in its memory.
+        device: what stays with the model, at the peak, with all that zero adds (secondary, whole
+            units, local gradients, codec buffers); without activations.
+        host: what is there for good, and on its way to or from the disk.
         disk: on NVMe.
     """
 
@@ -57,40 +48,54 @@ class Offloaded:
     host: float
     disk: float
 
+    @property
+    def memory(self) -> float:
+        """Of device and host, which are one where the model is on the CPU."""
+        return self.device + self.host
 
-def offloaded(
-    offload: Offload, config: Config, model: Model, found: Estimate, *, num_ranks: int
-) -> Offloaded:
-    """Return where the bytes of an estimate lie with offload.
+
+def offloaded(config: Config, model: Model, found: Estimate, *, num_ranks: int) -> Offloaded:
+    """Return where the bytes of an estimate lie with the offload of its configuration.
 
     Args:
-        offload: what goes where.
         config: of the estimate.
         model: of the estimate.
-        found: the estimate, without offload.
+        found: the estimate.
         num_ranks: N.
-
-    Raises:
-        ValueError: a stage that the papers have no formula for, parameters that are not of 16 bits.
     """
-    if not offload.possible(config.stage):
-        raise ValueError(
-            f"offload_optimizer={offload.optimizer}, offload_params={offload.params} in stage"
-            f" {config.stage}: the papers have an optimizer on the CPU in stage 2, and optimizer"
-            " and parameters on the CPU or NVMe in stage 3"
-        )
-    if model.itemsize != _HALF_NBYTES:
-        raise ValueError("offload: the formulas of the papers are for parameters of 16 bits")
-    share = model.numel / num_ranks
-    # ZeRO-Infinity steps float32 gradients, ZeRO-Offload the 16-bit ones.
-    wide = model.states + (2 if config.stage == 3 else 1)
-    stepped = (_HALF_NBYTES + WIDE_NBYTES * wide) * share
-    device = found.peak
     places = {"cpu": 0.0, "nvme": 0.0}
-    if offload.optimizer is not None:
-        device -= found.gradients + found.masters + found.optimizer
-        places[offload.optimizer] += stepped
-    if offload.params is not None:
+    device = found.peak
+    masters = found.masters
+    if config.on_disk and not masters:  # also of parameters that are float32
+        masters = WIDE_NBYTES * model.numel / num_ranks
+        device += masters
+    if config.offload_optimizer is not None:
+        gradients = found.gradients
+        if gradients:  # those that a rank owns are float32 in the first step
+            owned = WIDE_NBYTES * model.numel / num_ranks
+            gradients = owned if config.stage > 1 else gradients + owned
+        device -= found.gradients + masters + found.optimizer
+        places["cpu"] += gradients
+        places[config.offload_optimizer] += masters + found.optimizer
+    if config.offload_params is not None:
         device -= found.parameters
-        places[offload.params] += _HALF_NBYTES * share
-    return Offloaded(device, places["cpu"], places["nvme"])
+        places[config.offload_params] += found.parameters
+    return Offloaded(device, places["cpu"] + _transfers(config, model, num_ranks), places["nvme"])
+
+
+def _transfers(config: Config, model: Model, num_ranks: int) -> float:
+    """Return the bytes on their way: the step's, or those of gathers, whichever are more."""
+    largest = max(model.unit_numel, model.root_numel) / num_ranks
+    step = gathers = 0.0
+    if config.offload_optimizer is not None:
+        on_disk = config.offload_optimizer == "nvme"
+        numel = config.offload_numel * (1 if on_disk else IN_MEMORY)
+        block = min(numel, model.numel / num_ranks)
+        step += WIDE_NBYTES * block  # its gradients
+        if on_disk:
+            step += BLOCKS * WIDE_NBYTES * (1 + model.states) * block
+    if config.offload_params == "nvme":
+        step += 2 * model.itemsize * largest  # one is filled, one written
+        ahead = config.prefetch if num_ranks > 1 else 0
+        gathers = (1 + ahead) * model.itemsize * largest
+    return max(step, gathers)

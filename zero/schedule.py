@@ -4,7 +4,8 @@ Module calls and autograd's hooks arrive here. Units go through backward in the 
 their calls; when the backward of one begins, that of every unit called later is complete, because
 autograd runs what was recorded last first. Reductions follow the plan, the reverse order of the
 units in the model, the root last: a unit waits for those before it, so that ranks whose hooks
-differ (a module used on some ranks only) still reduce in one order.
+differ (a module used on some ranks only) still reduce in one order. A unit that holds others is
+complete when the backward of one outside of it begins, the root at the end.
 
 A reader must not assume that every unit's hooks fire: units whose backward never began, or that
 were called in another order, are reduced at the end of backward.
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from zero.gather import Gathering
+from zero.layout import stands_alone
 from zero.offload.drive import Faults
 from zero.reduce import Reducer
 from zero.saved import untraced
@@ -41,6 +43,7 @@ class Schedule:
         self._plan += [unit for unit in units if unit.is_root]
         self._in_backward = False
         self._num_reduced = 0
+        self._holders = holders(units)
         for unit in units:
             self._attach(unit)
 
@@ -95,11 +98,14 @@ class Schedule:
             begun = len(unit.pending) > 0 or unit.state is State.BACKWARD
             if torch.is_grad_enabled() and not (self._in_backward and begun):
                 self._expect_backward(unit, output)
-            # What is computed again inside backward is needed whole right after.
+            # What is computed again inside backward is needed whole right after, unless it is one
+            # of several that must not be whole together.
             if not self._in_backward:
                 self._gathering.reshard(unit)
                 if self._gathering.sharded and torch.is_grad_enabled():
                     self._gathering.look_ahead()
+            elif unit.state is State.WHOLE and stands_alone(module):
+                self._gathering.reshard(unit)
 
         return after_forward
 
@@ -137,7 +143,7 @@ class Schedule:
         if unit.state is State.BACKWARD:
             return
         self._begin()
-        self._end_complete()
+        self._end_complete(unit)
         self._gathering.gather(unit, backward=True)
         unit.state = State.BACKWARD
 
@@ -148,10 +154,11 @@ class Schedule:
         self._in_backward = True
         self._reducer.begin()
 
-    def _end_complete(self) -> None:
+    def _end_complete(self, entered: Unit) -> None:
+        """End the backward of units behind ``entered``: called later, and not around it."""
         complete = [u for u in self._units if u.state is State.BACKWARD and not u.pending]
         for unit in complete:
-            if not unit.is_root and not unit.depth:
+            if unit not in self._holders[entered] and not unit.is_root and not unit.depth:
                 self._gathering.reshard(unit)
                 unit.ended = True
         if self._reducer.synchronise:
@@ -185,6 +192,18 @@ class Schedule:
                     self._gathering.reshard(unit)
             self._reducer.drop()
             self._reset()
+
+
+def holders(units: Sequence[Unit]) -> dict[Unit, frozenset[Unit]]:
+    """Return for each unit those whose modules hold its module; the root is not among them."""
+    by_module = {id(unit.module): unit for unit in units}
+    found: dict[Unit, set[Unit]] = {unit: set() for unit in units}
+    for outer in units:
+        for module in outer.module.modules() if not outer.is_root else ():
+            inner = by_module.get(id(module))
+            if inner is not None and inner is not outer:
+                found[inner].add(outer)
+    return {unit: frozenset(outer) for unit, outer in found.items()}
 
 
 def _discard(parameter: Tensor) -> None:

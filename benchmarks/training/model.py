@@ -4,6 +4,9 @@ Parameters may be bfloat16; arithmetic is at least float32 unless the shape says
 most CPUs multiply bfloat16 many times slower. Weights are widened where they are used, in forward
 and again in backward: a widened copy that lived from one to the other would be a whole model that
 no sharding could free.
+
+A model made under ``torch.device("meta")`` gets its values from ``reset_parameters``: of the same
+spread, but drawn by the global generator.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 VOCABULARY = 256
 
@@ -23,6 +27,7 @@ class Shape:
     """Extents of the model. ``width`` is a multiple of ``heads``.
 
     ``widen``: whether arithmetic is at least float32, or in the dtype of the parameters.
+    ``recompute``: whether backward computes the inside of a block again, and forward keeps none.
     """
 
     context: int = 128
@@ -30,6 +35,7 @@ class Shape:
     depth: int = 4
     heads: int = 4
     widen: bool = True
+    recompute: bool = False
 
 
 class _WidenedProduct(torch.autograd.Function):
@@ -53,12 +59,23 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return product
 
 
+def drawn(*shape: int, random: torch.Generator) -> Tensor:
+    """Draw a normal matrix; on the meta device there is nothing to draw."""
+    on_meta = torch.get_default_device().type == "meta"
+    return torch.empty(*shape) if on_meta else torch.randn(*shape, generator=random)
+
+
 class Linear(nn.Module):
     """A linear layer without bias, whose weight has standard deviation ``std``."""
 
     def __init__(self, num_in: int, num_out: int, std: float, random: torch.Generator) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(num_out, num_in, generator=random) * std)
+        self.std = std
+        self.weight = nn.Parameter(drawn(num_out, num_in, random=random) * std)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight of a meta model."""
+        nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight)
@@ -71,6 +88,11 @@ class Norm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
+
+    def reset_parameters(self) -> None:
+        """Set the values of a meta model."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.layer_norm(
@@ -113,13 +135,19 @@ class GPT(nn.Module):
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         super().__init__()
-        random = torch.Generator().manual_seed(seed)
-        embeddings = torch.randn(VOCABULARY + shape.context, shape.width, generator=random) * 0.02
+        random = torch.Generator("cpu").manual_seed(seed)
+        embeddings = drawn(VOCABULARY + shape.context, shape.width, random=random) * 0.02
         self.token = nn.Parameter(embeddings[:VOCABULARY].clone())
         self.position = nn.Parameter(embeddings[VOCABULARY:].clone())
         self.blocks = nn.ModuleList(Block(shape, random) for _ in range(shape.depth))
         self.norm = Norm(shape.width)
         self.widen = shape.widen
+        self.recompute = shape.recompute
+
+    def reset_parameters(self) -> None:
+        """Draw the embeddings of a meta model."""
+        nn.init.normal_(self.token, std=0.02)
+        nn.init.normal_(self.position, std=0.02)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         wide = torch.promote_types(self.token.dtype, torch.float32)
@@ -127,6 +155,6 @@ class GPT(nn.Module):
         positions = self.position.to(dtype)[: inputs.shape[1]]
         x = functional.embedding(inputs, self.token.to(dtype)) + positions
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         logits = linear(self.norm(x), self.token).to(wide)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

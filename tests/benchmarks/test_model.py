@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -147,3 +148,24 @@ def test_arithmetic_is_narrow_where_the_shape_says_so():
         # Logits of initial weights are below 1, and an activation has a relative error of 2^-9.
         assert abs(loss.item() - exact) < (2**-7 if not widen else 1e-6) * exact
     assert dtypes == {True: {torch.float32}, False: {torch.bfloat16}}
+
+
+def test_a_meta_model_is_drawn_with_the_same_spread():
+    ordinary = GPT(SMALL)
+    with torch.device("meta"):
+        model = GPT(SMALL)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for module in model.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+    for (name, drawn), wanted in zip(model.named_parameters(), ordinary.parameters(), strict=True):
+        assert drawn.shape == wanted.shape
+        if wanted.unique().numel() == 1:
+            assert torch.equal(drawn, wanted), name
+        else:
+            # Of two normal samples of n values the spreads differ by 1 / sqrt(n), one sigma.
+            near = pytest.approx(wanted.std().item(), rel=6 / wanted.numel() ** 0.5)
+            assert drawn.std().item() == near, name

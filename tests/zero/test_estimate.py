@@ -12,7 +12,7 @@ from tests.zero.runs import SIZES, on, shard
 from zcomm import cli
 from zero.estimate import Model, estimate
 from zero.memory import report
-from zero.offload_estimate import Offload, offloaded
+from zero.offload_estimate import _transfers, offloaded
 
 
 @pytest.mark.parametrize(
@@ -67,69 +67,115 @@ def test_refused(capsys, words, message):
     assert said.count("\n") == 1
 
 
-def placed(offload, stage, model, ranks, **config):
-    config = zero.Config(stage=stage, **config)
+def placed(model, ranks, optimizer=None, params=None, stage=3, **options):
+    path = "." if "nvme" in (optimizer, params) else None
+    where = {"offload_optimizer": optimizer, "offload_params": params, "nvme_path": path}
+    config = zero.Config(stage=stage, **where, **options)
     found = estimate(config, model, num_ranks=ranks, ranks_per_node=min(8, ranks))
-    return offloaded(offload, config, model, found, num_ranks=ranks), found
+    return offloaded(config, model, found, num_ranks=ranks), found
 
 
-def test_zero_offload_on_one_device():
-    """arXiv 2101.06840, table 1: of 16M bytes 2M stay, an eighth; the host has the other 14M."""
-    found, without = placed(Offload("cpu"), 2, Model(1e9), 1)
-    assert without.model_states == 16e9
-    assert (found.device, found.host, found.disk) == (2e9, 14e9, 0)
-    # Section 4.2: N ranks share the host's part, no matter how many there are.
-    found, _ = placed(Offload("cpu"), 2, Model(1e9), 16)
-    assert (found.device, found.host * 16) == (2e9, 14e9)
-
-
-# arXiv 2104.07857, figure 2a: layers, hidden size (K is 1024), model states in TB of 2**40.
-@pytest.mark.parametrize(
-    ("layers", "hidden", "terabytes"),
-    [
-        (80, 10, "1.83"),
-        (100, 20, "9.16"),
-        (128, 25, "18.31"),
-        (195, 64, "182.81"),
-        (315, 160, "1845.70"),
-    ],
-)
-@pytest.mark.parametrize("places", [("cpu", "cpu"), ("nvme", "nvme"), ("nvme", "cpu")])
-def test_zero_infinity(layers, hidden, terabytes, places):
-    model = Model(12 * layers * (1024 * hidden) ** 2)
-    found, _ = placed(Offload(*places), 3, model, 512)
-    assert f"{512 * (found.host + found.disk) / 2**40:.2f}" == terabytes
-    assert found.device == 0
-    assert found.host * 512 == pytest.approx(
-        {("cpu", "cpu"): 20, ("nvme", "nvme"): 0, ("nvme", "cpu"): 2}[places] * model.numel
-    )
+def test_everything_on_disk():
+    """14 bytes a parameter there; the host has gradients and what is on its way."""
+    model = Model(8e9, unit_numel=2e8, root_numel=5e8)
+    found, without = placed(model, 64, "nvme", "nvme", offload_numel=1 << 20)
+    assert found.disk == 14 * 8e9 / 64
+    assert found.device == pytest.approx(without.whole_units + without.local_gradients)
+    gradients = 4 * 8e9 / 64
+    # Gradients of a block, three blocks of values and two states, twice the largest unit's shard.
+    step = (4 + 3 * 12) * 2**20 + 2 * 2 * 5e8 / 64
+    assert found.host == pytest.approx(gradients + step)
+    assert found.memory == found.device + found.host
 
 
 def test_what_zero_adds_stays_on_the_device():
     model = Model(8e9, unit_numel=2e8, root_numel=5e8)
     options = {"weights": "int8", "secondary": "node", "secondary_codec": "int8"}
-    found, without = placed(Offload("nvme", "cpu"), 3, model, 64, **options)
+    found, without = placed(model, 64, "nvme", "cpu", **options)
     stays = without.whole_units + without.local_gradients + without.codec_buffers
     assert without.codec_buffers > 0
     assert found.device == pytest.approx(stays + without.secondary)
-    found, without = placed(Offload("cpu"), 3, model, 64)
-    assert found.device == pytest.approx(without.peak - 14 * 8e9 / 64)
+    assert found.disk == 12 * 8e9 / 64
 
 
-def test_the_command_says_what_is_of_the_papers_and_not_here_yet(capsys):
+def test_zero_offload_on_one_device():
+    """arXiv 2101.06840, table 1: of 16M bytes 2M stay. In the first step zero has 2M more."""
+    found, without = placed(Model(1e9), 1, "cpu", stage=2, offload_numel=1)
+    assert without.model_states == 16e9
+    assert (found.device, found.disk) == (2e9, 0)
+    assert found.host == pytest.approx(14e9 + 2e9)
+
+
+def test_parameters_of_float32_have_masters_on_disk():
+    found, without = placed(Model(1e9, itemsize=4), 4, "nvme", "nvme")
+    assert without.masters == 0
+    assert found.disk == (4 + 12) * 1e9 / 4
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("places", [("nvme", "nvme"), ("nvme", "cpu"), ("cpu", None)])
+def test_live_bytes_with_offload(places, itemsize, tmp_path):
+    dtype = {2: torch.bfloat16, 4: torch.float32}[itemsize]
+    model = make(Tower, width=256, hidden=1024, num_blocks=2, vocabulary=512, dtype=dtype)
+    block = sum(p.numel() for p in model.blocks[0].parameters())
+    numel = sum(p.numel() for p in model.parameters())
+    optimizer, params = places
+    path = tmp_path if "nvme" in places else None
+    config = zero.Config(
+        offload_optimizer=optimizer, offload_params=params, nvme_path=path, offload_numel=1 << 15
+    )
+    sizes = Model(numel, block, numel - 2 * block, itemsize)
+
+    def program(comm):
+        sharded, steps_it = shard(comm, model, config)
+        found = []
+        for step in range(2):
+            loss_of(sharded, tokens(comm.rank, step, vocabulary=512)).backward()
+            found.append(report(sharded, steps_it))
+            steps_it.step()
+            steps_it.zero_grad()
+        return found
+
+    estimated = estimate(config, sizes, num_ranks=2, ranks_per_node=2)
+    wanted = offloaded(config, sizes, estimated, num_ranks=2)
+    outcomes = on("1x2", program)
+    states = estimated.optimizer
+    for first, second in outcomes:
+        assert second.disk == pytest.approx(wanted.disk, rel=0.02)
+        temporary = estimated.whole_units + estimated.local_gradients
+        in_memory = first.held + (states if optimizer == "cpu" else 0)
+        transfers = _transfers(config, sizes, 2)
+        assert in_memory == pytest.approx(wanted.memory - temporary - transfers, rel=0.02)
+        assert second.transfers <= 1.02 * transfers + 2**16
+
+
+def test_the_command_with_offload(capsys):
     words = "memory --params 1e12 --ranks 512 --offload-optimizer nvme --offload-params cpu"
     assert cli.main(words.split()) == 0
-    text = capsys.readouterr().out
-    assert "zero itself cannot offload yet" in text
-    _, below = text.split("Offload as")
-    assert "stage 3" in below
-    assert "stage 2 " not in below.split("offload yet")[1]
-    assert row(below, "host") == ["3.91"]  # 2 bytes
-    assert row(below, "disk") == ["35.2"]  # 18 bytes
+    _, below = capsys.readouterr().out.split("With offload:")
+    assert "stage 0" not in below
+    assert row(below, "disk") == ["23.4"] * 3  # 12 bytes
+    assert row(below, "host")[2] == "11.8"  # 2 bytes, 4 of gradients, blocks
     assert cli.main([*words.split(), "--stage", "1"]) == 2
-    assert "in stage 1: the papers have" in capsys.readouterr().err
-    assert cli.main([*words.split(), "--stage", "3", "--itemsize", "4"]) == 2
-    assert "parameters of 16 bits" in capsys.readouterr().err
+    assert "possible in stage 3" in capsys.readouterr().err
+
+
+def test_a_limit(capsys):
+    words = ["memory", "--params", "400e6", "--ranks", "2", "--stage", "3", "--limit", "1.5GiB"]
+    assert cli.main(words) == 1
+    said = capsys.readouterr().err
+    assert "a rank needs 3.20 GB in stage 3, and activations; the limit is 1.61 GB" in said
+    assert said.count("\n") == 1
+    nvme = ["--offload-optimizer", "nvme", "--offload-params", "nvme"]
+    assert cli.main([*words, *nvme]) == 0
+    assert "within 1.61 GB, but for activations: stage 3 (0.884 GB)" in capsys.readouterr().out
+    assert cli.main([*words, *nvme, "--process", "800MB"]) == 1
+    assert cli.main(["memory", "--params", "1e8", "--ranks", "4", "--limit", "0.9GB"]) == 0
+    found = capsys.readouterr().out
+    assert "stage 1 (0.700 GB), 2 (0.550 GB), 3 (0.400 GB)" in found
+    with pytest.raises(SystemExit):
+        cli.main([*words[:-1], "much"])
+    assert "'much' is no size: write 1.5GiB, 24GB or 2e9" in capsys.readouterr().err
 
 
 LIVE = [

@@ -43,7 +43,7 @@ def memory_of(tensor: Tensor) -> Memory:
 
 def mapped(capacity: int) -> Memory:
     """Return new page-aligned memory whose pages exist, of ``capacity`` > 0 bytes, not pinned."""
-    pages = mmap.mmap(-1, capacity)
+    pages = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if capacity >= _HUGE_NBYTES:
         with contextlib.suppress(OSError):  # a kernel without huge pages works too
             pages.madvise(mmap.MADV_HUGEPAGE)
