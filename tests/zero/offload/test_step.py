@@ -282,5 +282,7 @@ def test_a_model_that_is_dropped_is_freed(place, tmp_path):
     on("2", program)
     gc.collect()
     assert [reference() for reference in found] == [None] * len(found)
-    after = set(threading.enumerate()) - before
-    assert not [thread for thread in after if thread.name.startswith("swap-")]
+    workers = [t for t in set(threading.enumerate()) - before if t.name.startswith("swap-")]
+    for thread in workers:  # told to end, they do so when they get to run
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in workers)
