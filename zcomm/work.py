@@ -7,9 +7,11 @@ inline where nothing is queued or running; otherwise it queues like the rest and
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -105,6 +107,7 @@ class Stream:
         self._process = os.getpid()
         self._forks = _FORKS[0]
         self._lanes: dict[int, Lane] = {}
+        _STREAMS.add(self)
         self._waiting: list[int] = []
         """As long as there are threads that wait for an operation: appended to and popped whole."""
 
@@ -163,6 +166,14 @@ class Stream:
         if self._thread is not None:
             self._thread.join()
 
+    def let_go(self, seconds: float) -> None:
+        """Let the worker thread end when it has nothing to do, and wait so long for that."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()
+        if self._thread is not None and self._process == os.getpid():
+            self._thread.join(seconds)
+
     def _serve(self) -> None:
         beside.computing = lambda: not self._waiting
         while True:
@@ -191,3 +202,19 @@ class Stream:
                 f"process {os.getpid()} was forked from {self._process}, which communicates: "
                 "a forked child (a DataLoader worker, say) cannot communicate"
             )
+
+
+_STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+LEAVING_SECONDS = 2.0
+"""What hangs must not keep the process from ending."""
+
+
+@atexit.register
+def _leave() -> None:
+    """Wait for the worker threads: one that is inside torch's code when Python ends aborts it.
+
+    Registered when zcomm is imported, so that this runs after what users of a stream do at the end.
+    """
+    for stream in list(_STREAMS):
+        stream.let_go(LEAVING_SECONDS)

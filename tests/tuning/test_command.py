@@ -32,7 +32,7 @@ def test_what_cannot_be_measured_is_one_line(launch, words, said):
 @pytest.mark.slow
 def test_a_job_of_four_is_measured_and_written(launch, tmp_path):
     env = {"ZCOMM_TUNING": str(tmp_path), "ZCOMM_TOPOLOGY": "2x2"}
-    run = launch(*TUNE, "--seconds", "5", "--codecs", "none", "int8", num_ranks=4, env=env)
+    run = launch(*TUNE, "--seconds", "20", "--codecs", "none", "int8", num_ranks=4, env=env)
     assert run.returncode == 0, run.stderr
     (path,) = tmp_path.iterdir()
     assert f"written to {path}" in run.stdout
