@@ -17,25 +17,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks import launch
-from benchmarks.collectives.options import size_nbytes
+from benchmarks.tuning import Options, chosen
 from zcomm import Communicator
 from zcomm.hops import candidates
-from zcomm.tune import CODECS, OPERATIONS, numel_of, operation_call, time_calls
+from zcomm.tune import numel_of, operation_call, time_calls
 
 SIZES = (3 * 2**19, 6 * 2**20, 24 * 2**20)
 """Between those that ``zcomm tune`` measures."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure; see ``--help``."""
-
-    operations: tuple[str, ...]
-    codecs: tuple[str, ...]
-    sizes: tuple[int, ...]
-    seconds: float
-    limit: float
-    topology: str
 
 
 @dataclass(frozen=True)
@@ -64,16 +52,8 @@ def parse(arguments: list[str]) -> Options:
     parser = launch.Parser(
         prog="python -m benchmarks.prediction", description=__doc__.split("\n")[0]
     )
-    add = parser.add_argument
-    add("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
-    add("--codecs", nargs="+", default=CODECS)
-    add("--sizes", nargs="+", type=size_nbytes, default=SIZES, help="as in 1536K 6M 24M")
-    add("--seconds", type=float, default=1.0, help="about how long for each row (1)")
-    add("--limit", type=float, default=0.2, help="the largest error, as a part (0.2)")
-    add("--topology", default="auto")
-    given = vars(parser.parse_args(arguments))
-    lists = {name: tuple(given.pop(name)) for name in ("operations", "codecs", "sizes")}
-    return Options(**lists, **given)
+    parser.add_argument("--limit", type=float, default=0.2, help="the largest error (0.2)")
+    return chosen(parser, arguments, SIZES)
 
 
 def run(options: Options, comm: Communicator) -> int:
@@ -102,7 +82,7 @@ def _rows(
     names = candidates("auto", comm.topology)
     how = [{"codec": codec, "algorithm": name} for name in names]
     calls = [operation_call(comm, operation, numel, **each) for each in how]
-    taken = time_calls(comm, calls, options.seconds * len(calls), fewest=5, most=30)
+    taken = time_calls(comm, calls, options.seconds * len(calls), fewest=options.rounds, most=30)
     for name, each, measured in zip(names, how, taken, strict=True):
         predicted = comm.tuning.model_seconds(comm.plans(operation, numel, **each))
         yield Row(operation, codec, numel * 2, name, measured, predicted)

@@ -65,13 +65,18 @@ class Row:
 def parse(arguments: list[str]) -> Options:
     """Read the command line."""
     parser = launch.Parser(prog="python -m benchmarks.tuning", description=__doc__.split("\n")[0])
+    parser.add_argument("--limit", type=float, default=1.15, help="the largest ratio (1.15)")
+    return chosen(parser, arguments, SIZES)
+
+
+def chosen(parser: launch.Parser, arguments: list[str], sizes: tuple[int, ...]) -> Options:
+    """Read what to measure; the parser has a ``--limit`` already."""
     add = parser.add_argument
     add("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
     add("--codecs", nargs="+", default=CODECS)
-    add("--sizes", nargs="+", type=size_nbytes, default=SIZES, help="as in 4K 1M 64M")
+    add("--sizes", nargs="+", type=size_nbytes, default=sizes, help="as in 4K 1M 64M")
     add("--seconds", type=float, default=1.0, help="about how long for each row (1)")
     add("--rounds", type=int, default=5, help="at least so many turns (5)")
-    add("--limit", type=float, default=1.15, help="the largest ratio (1.15)")
     add("--topology", default="auto")
     given = vars(parser.parse_args(arguments))
     if given["rounds"] < 1:

@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -107,9 +108,9 @@ class Stream:
         self._process = os.getpid()
         self._forks = _FORKS[0]
         self._lanes: dict[int, Lane] = {}
-        _STREAMS.add(self)
         self._waiting: list[int] = []
         """As long as there are threads that wait for an operation: appended to and popped whole."""
+        _STREAMS.add(self)
 
     def lane(self, device: Device) -> Lane:
         """Return the lane of a device, the same at every call."""
@@ -158,20 +159,14 @@ class Stream:
         if failed:
             failed[0].wait()
 
-    def stop(self) -> None:
-        """Finish what is queued and end the worker thread."""
+    def stop(self, seconds: float | None = None) -> None:
+        """Finish what is queued and end the worker thread; wait for that, or at most so long."""
+        if os.getpid() != self._process:  # a fork has no such thread, and may have its lock taken
+            return
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
         if self._thread is not None:
-            self._thread.join()
-
-    def let_go(self, seconds: float) -> None:
-        """Let the worker thread end when it has nothing to do, and wait so long for that."""
-        with self._condition:
-            self._stopped = True
-            self._condition.notify_all()
-        if self._thread is not None and self._process == os.getpid():
             self._thread.join(seconds)
 
     def _serve(self) -> None:
@@ -207,7 +202,7 @@ class Stream:
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 LEAVING_SECONDS = 2.0
-"""What hangs must not keep the process from ending."""
+"""For all streams together: what hangs must not keep the process from ending."""
 
 
 @atexit.register
@@ -216,5 +211,6 @@ def _leave() -> None:
 
     Registered when zcomm is imported, so that this runs after what users of a stream do at the end.
     """
+    end = time.monotonic() + LEAVING_SECONDS
     for stream in list(_STREAMS):
-        stream.let_go(LEAVING_SECONDS)
+        stream.stop(max(end - time.monotonic(), 0.0))

@@ -90,7 +90,8 @@ def _step_copy(optimizer: Optimizer, tensors: list[Tensor], grads: list[list[Ten
 def prefer_fused(optimizer: Optimizer) -> None:
     """Set ``fused=True`` for Adam and AdamW where the user left it open, and say so.
 
-    The fused step treats every element by one expression, so that the cut changes no bit.
+    The fused step has one expression for all elements but the last few of a tensor, fewer than a
+    vector register holds: cuts at multiples of 256 elements, as zero's are, change no bit.
     """
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         return
