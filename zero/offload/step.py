@@ -10,6 +10,9 @@ they are.
 4. Begin to write block k, and wait for block k - 1.
 5. After the last block of a unit its parameters are published.
 
+Where blocks would save nothing, the step is called once for all: a fused step of masters in memory
+whose gradients are float32 already needs none of its own.
+
 What a reader must not assume: that a step which raised left the states as they were. Nothing can be
 done with them any more then, see :class:`~zero.offload.drive.Faults`.
 """
@@ -86,12 +89,32 @@ class BlockStep:
 
     def _run(self, stepping: Stepping) -> Any:
         with self._faults.watch():
+            if not self.skipped and self._blocks_save_nothing(stepping.optimizer):
+                self._step_whole(stepping)
+                return stepping.result
             jobs = [[] if self.skipped else self._jobs(unit) for unit in self._units]
             if not any(job.has_gradient for found in jobs for job in found):
                 stepping.step([], [])
             if not self.skipped:
                 self._step(jobs, stepping)
             return stepping.result
+
+    def _blocks_save_nothing(self, optimizer: Optimizer) -> bool:
+        grads = [master.tensor.grad for buffer in self._blocks for master in buffer.masters]
+        return (
+            all(buffer.columns is None for buffer in self._blocks)
+            and all(grad is None or grad.dtype == torch.float32 for grad in grads)
+            and all(group.get("fused") for group in optimizer.param_groups)
+        )
+
+    def _step_whole(self, stepping: Stepping) -> None:
+        for buffer in self._blocks:
+            for master in buffer.masters:
+                if self.inverse != 1 and master.tensor.grad is not None:
+                    master.tensor.grad.mul_(self.inverse)
+        stepping.step_whole()
+        for unit in self._units:
+            self._publisher.publish(unit)
 
     def _step(self, jobs: Sequence[Sequence[Job]], stepping: Stepping) -> None:
         pipeline = Pipeline([job for found in jobs for job in found], stepping.optimizer.state)

@@ -19,7 +19,7 @@ States = dict[str, Any]
 
 
 class Stepping:
-    """One call of ``step`` by the user, which becomes a call for each block.
+    """One call of ``step`` by the user, which becomes a call for each block, or one for all.
 
     Attributes:
         optimizer: whose step it is.
@@ -63,6 +63,10 @@ class Stepping:
                 group["params"] = params
             after = [state.pop(tensor, {}) for tensor, _ in pieces]
         return after
+
+    def step_whole(self) -> None:
+        """Step everything in the groups, as without offload."""
+        self.result = self._call()
 
 
 def replace_step(optimizer: Optimizer, run: Callable[[Stepping], Any]) -> None:

@@ -263,6 +263,44 @@ def test_float32_gradients_exist_of_one_block(tmp_path, monkeypatch):
     assert max(given) <= BLOCK_NUMEL + 255 < sum(given) / 4
 
 
+class Counting(optim.Adam):
+    """Notes how many tensors each call of its step is given."""
+
+    def step(self, closure=None):
+        self.calls = [*self.__dict__.get("calls", []), len(self.param_groups[0]["params"])]
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("fused", "dtype", "whole_at"),
+    [
+        (True, torch.float32, [True, True]),
+        (False, torch.float32, [False, False]),
+        (True, torch.bfloat16, [False, False]),
+    ],
+)
+def test_one_call_where_blocks_would_save_nothing(fused, dtype, whole_at, tmp_path):
+    """The same bits, and no more memory: a fused step of masters with float32 gradients."""
+    model = make(Tower, dtype=dtype)
+    calls = {}
+
+    def program(comm, config):
+        sharded, optimizer = shard(
+            comm, model, config, lambda p: Counting(p, lr=1e-3, fused=fused)
+        )
+        for step in range(2):
+            zero.scale_loss(optimizer, loss_of(sharded, tokens(comm.rank, step))).backward()
+            optimizer.calls = []
+            optimizer.step()
+            optimizer.zero_grad()
+            calls.setdefault(config.offload_optimizer, []).append(optimizer.calls)
+        return whole(sharded)
+
+    compare("1", program, zero.Config(loss_scale=8.0), "cpu", tmp_path)
+    assert calls[None] == [calls[None][0]] * 2
+    assert [found == calls[None][0] for found in calls["cpu"]] == whole_at
+
+
 @pytest.mark.parametrize("place", [slow(None), "nvme both"])
 def test_a_model_that_is_dropped_is_freed(place, tmp_path):
     """And with it, on disk, its space and its threads."""
