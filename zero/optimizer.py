@@ -25,6 +25,7 @@ from zero.config import Config
 from zero.edits import absorb, was_edited
 from zero.gather import Gathering
 from zero.offload.step import BlockStep
+from zero.offload.stepping import Stepping, calls_the_step_of_its_base, replace_step
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
 from zero.scaling import LossScaler
@@ -80,6 +81,8 @@ class Stepper:
         self._tell_scale()
         if self._blocks is not None:
             self._blocks.attach(optimizer)
+        elif calls_the_step_of_its_base(type(optimizer)):
+            replace_step(optimizer, Stepping.step_whole)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 

@@ -85,6 +85,34 @@ def test_a_users_own_elementwise_optimizer():
     assert relative_difference(outcome.parameters, expected.parameters) <= 1e-4
 
 
+class Derived(optim.Adam):
+    """Whose step calls that of its base class, which torch hooks, too."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_the_step_of_a_base_class_runs_no_hooks_again():
+    """A loss scale is taken out of the gradients once; Adam would hide it but for its epsilon."""
+    optim.Adam([torch.zeros(1)])  # torch hooks the step of a class at its first instance
+
+    def program(comm, kind, scale):
+        model = make(Tower)
+        optimizer = kind(model.parameters(), lr=1e-3, eps=1e-2, foreach=False, fused=False)
+        seen = []
+        zero.shard(model, optimizer, zero.Config(loss_scale=scale), comm=comm)
+        optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+        for step in range(2):
+            zero.scale_loss(optimizer, loss_of(model, tokens(comm.rank, step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert seen == ["pre"] * 2
+        return whole(model)
+
+    expected = on("2", program, optim.Adam, None)[0]
+    assert_same_bits(on("2", program, Derived, 1024.0)[0], expected)
+
+
 @pytest.mark.parametrize(
     ("make_optimizer", "message"),
     [

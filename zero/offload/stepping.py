@@ -64,9 +64,10 @@ class Stepping:
             after = [state.pop(tensor, {}) for tensor, _ in pieces]
         return after
 
-    def step_whole(self) -> None:
-        """Step everything in the groups, as without offload."""
+    def step_whole(self) -> Any:
+        """Step everything in the groups, as without offload; return what that returned."""
         self.result = self._call()
+        return self.result
 
 
 def replace_step(optimizer: Optimizer, run: Callable[[Stepping], Any]) -> None:
@@ -91,9 +92,14 @@ def replace_step(optimizer: Optimizer, run: Callable[[Stepping], Any]) -> None:
         optimizer.__dict__["step"] = _counted(optimizer, hooked)
     else:
         raise ValueError(
-            f"the step of this {kind.__name__} was replaced by {given!r}, and offload_optimizer"
-            " runs it block by block: replace it after zero.shard"
+            f"the step of this {kind.__name__} was replaced by {given!r}, and zero.shard has to do"
+            " so too: replace it after zero.shard"
         )
+
+
+def calls_the_step_of_its_base(kind: type[Optimizer]) -> bool:
+    """Tell whether hooks would run once more inside a step: torch hooks the base's step, too."""
+    return sum("step" in base.__dict__ for base in kind.__mro__ if base is not Optimizer) > 1
 
 
 def refuse_state_dict(optimizer: Optimizer) -> None:

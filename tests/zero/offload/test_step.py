@@ -13,7 +13,7 @@ from tests.marks import slow
 from tests.zero.models import Tower, loss_of, make, tokens
 from tests.zero.offload.runs import BLOCK_NUMEL, compare, offloaded
 from tests.zero.runs import SIZES, adamw, on, shard, whole
-from tests.zero.test_optimizers import SignDescent
+from tests.zero.test_optimizers import Derived, SignDescent
 from zero.engine import engine_of
 from zero.memory import report
 
@@ -46,13 +46,6 @@ def test_hooks_run_once_a_step(place, tmp_path):
 
     (seen, _) = compare("2", program, zero.Config(), place, tmp_path)
     assert seen == ["before", "pre", "post"] * 2
-
-
-class Derived(optim.Adam):
-    """Whose step calls that of its base class, which torch hooks, too."""
-
-    def step(self, closure=None):
-        return super().step(closure)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -285,9 +278,7 @@ def test_one_call_where_blocks_would_save_nothing(fused, dtype, whole_at, tmp_pa
     calls = {}
 
     def program(comm, config):
-        sharded, optimizer = shard(
-            comm, model, config, lambda p: Counting(p, lr=1e-3, fused=fused)
-        )
+        sharded, optimizer = shard(comm, model, config, lambda p: Counting(p, lr=1e-3, fused=fused))
         for step in range(2):
             zero.scale_loss(optimizer, loss_of(sharded, tokens(comm.rank, step))).backward()
             optimizer.calls = []
