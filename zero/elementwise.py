@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,24 +68,50 @@ def _steps_halves_alike(optimizer: Optimizer) -> bool:
     grads = [torch.randn(32, 32, generator=generator) * (step + 1) for step in range(2)]
     whole = start.clone()
     halves = [half.clone() for half in torch.split(start.flatten(), 512)]
-    _step_copy(optimizer, [whole], [[grad] for grad in grads])
-    _step_copy(optimizer, halves, [list(torch.split(grad.flatten(), 512)) for grad in grads])
+    group = optimizer.param_groups[0]
+    _step_copy(optimizer, group, [whole], [[grad] for grad in grads])
+    _step_copy(optimizer, group, halves, [list(torch.split(grad.flatten(), 512)) for grad in grads])
     return torch.equal(whole.flatten(), torch.cat(halves))
 
 
-def _step_copy(optimizer: Optimizer, tensors: list[Tensor], grads: list[list[Tensor]]) -> None:
-    """Step ``tensors`` with a copy of the optimizer that shares nothing but its settings."""
+def states_to_come(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, torch.dtype]:
+    """Return the states per element that a first step makes for the tensors of a group.
+
+    Found by a trial step. Where that fails nothing is known, and the step itself will say why.
+    """
+    numel = 2
+    tensor = torch.zeros(numel)
+    try:
+        states = _step_copy(optimizer, group, [tensor], [[torch.ones(numel)]])[tensor]
+    except Exception:
+        return {}
+    return {
+        key: value.dtype
+        for key, value in states.items()
+        if isinstance(value, Tensor) and value.shape == tensor.shape
+    }
+
+
+def _step_copy(
+    optimizer: Optimizer, group: dict[str, Any], tensors: list[Tensor], grads: list[list[Tensor]]
+) -> dict[Tensor, dict[str, Any]]:
+    """Step ``tensors`` with a copy of the optimizer that shares nothing but settings of a group.
+
+    Returns:
+        The states of the tensors.
+    """
     probe = object.__new__(type(optimizer))
     probe.__dict__.update(optimizer.__dict__)
     probe._optimizer_step_pre_hooks = OrderedDict()
     probe._optimizer_step_post_hooks = OrderedDict()
     probe.state = defaultdict(dict)
-    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    settings = {k: v for k, v in group.items() if k != "params"}
     probe.param_groups = [{**settings, "params": tensors}]
     for step in grads:
         for tensor, grad in zip(tensors, step, strict=True):
             tensor.grad = grad.clone()
         type(optimizer).step(probe)
+    return probe.state
 
 
 def prefer_fused(optimizer: Optimizer) -> None:

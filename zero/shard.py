@@ -96,6 +96,7 @@ def shard(
     if offload is not None:
         for unit in units:
             offload.take_states(optimizer, unit.trainable)
+        offload.reserve_states(optimizer, units)
     for unit in units:
         engine.publisher.publish_first(unit)
         if unit.state is State.SHARDED:  # a meta model's

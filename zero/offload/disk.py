@@ -12,7 +12,7 @@ A reader must not assume that a column has values for a master whose state does 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from zero.offload.blocks import Block
 from zero.offload.drive import Drive, Watched
+from zero.offload.memory import rounded
 from zero.offload.swap import Extent
 
 _IN_FLIGHT = 2
@@ -86,6 +87,20 @@ class Columns:
     def names(self, index: int) -> tuple[str, ...]:
         """Return the columns that a block has."""
         return tuple(self._columns[index])
+
+    def nbytes_to_come(self, states: Sequence[Mapping[str, torch.dtype]]) -> int:
+        """Return the disk space of columns that a step will make.
+
+        Args:
+            states: for each master those per element that it will have, and their dtypes.
+        """
+        nbytes = 0
+        for index, block in enumerate(self.blocks):
+            coming = {k: v for piece in block.pieces for k, v in states[piece.master].items()}
+            for name, dtype in coming.items():
+                if STATE + name not in self._columns[index]:
+                    nbytes += rounded(block.numel * dtype.itemsize)
+        return nbytes
 
     def read(self, index: int, name: str) -> Loading:
         """Begin to read a block's column."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zero.config import Config
+from zero.elementwise import states_to_come
 from zero.offload.blocks import cut_blocks
 from zero.offload.disk import STATE, VALUE, Columns, StoredShard
 from zero.offload.drive import Drive, Faults
@@ -68,6 +69,28 @@ class Offload:
         for buffer in buffers:
             if buffer.columns is not None:
                 _take_states(optimizer, buffer, buffer.columns)
+
+    def reserve_states(self, optimizer: Optimizer, units: Sequence[Unit]) -> None:
+        """Take the disk space that the first step needs: a full disk is an error before training.
+
+        Raises:
+            OffloadError: the disk is full.
+        """
+        coming = {
+            id(tensor): states
+            for group in optimizer.param_groups
+            for states in [states_to_come(optimizer, group)]
+            for tensor in group["params"]
+        }
+        nbytes = 0
+        for unit in units:
+            for buffer in unit.trainable:
+                if buffer.columns is not None:
+                    masters = [master.tensor for master in buffer.masters]
+                    nbytes += buffer.columns.nbytes_to_come([coming[id(m)] for m in masters])
+        if self.drive is not None and nbytes:
+            # What is freed stays the file's.
+            self.drive.free(self.drive.allocate("states", nbytes))
 
     def block_step(self, units: Sequence[Unit], publisher: Publisher) -> BlockStep | None:
         """Return the step in blocks, where the optimizer is offloaded."""

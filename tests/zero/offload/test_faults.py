@@ -8,8 +8,10 @@ import torch
 import zero
 from tests.marks import slow
 from tests.zero.models import Tower, loss_of, make, tokens
+from tests.zero.offload.disk import NEEDS_ROOT, mounted
 from tests.zero.offload.runs import offloaded
 from tests.zero.runs import on, shard
+from tests.zero.test_optimizers import SignDescent
 from zcomm.errors import OffloadError, PeerLost
 from zero.engine import engine_of
 
@@ -80,6 +82,59 @@ def test_a_step_that_fails_is_the_last_call(name, at, tmp_path):
 
     with pytest.raises((OffloadError, PeerLost)):
         on("2", program)
+
+
+def momentum_of_half(parameters):
+    """States in one group only."""
+    parameters = list(parameters)
+    half = len(parameters) // 2
+    groups = [{"params": parameters[:half], "momentum": 0.9}, {"params": parameters[half:]}]
+    return torch.optim.SGD(groups, lr=0.01)
+
+
+OPTIMIZERS = {
+    "AdamW": torch.optim.AdamW,
+    "amsgrad": lambda parameters: torch.optim.Adam(parameters, amsgrad=True),
+    "Adagrad": torch.optim.Adagrad,
+    "momentum of half": momentum_of_half,
+    "SignDescent": lambda parameters: SignDescent(parameters, lr=1e-3),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["AdamW", "momentum of half", *map(slow, ("amsgrad", "Adagrad", "SignDescent"))]
+)
+def test_a_step_needs_no_more_disk_than_shard_took(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("zero.offload.swap._GROWTH_NBYTES", 0)
+    model = make(Tower, dtype=torch.bfloat16)
+
+    def program(comm):
+        config = offloaded(zero.Config(), "nvme both", tmp_path)
+        sharded, optimizer = shard(comm, model, config, OPTIMIZERS[kind])
+        swap = engine_of(sharded).offload.drive.swap
+        taken = swap.stats.reserved_nbytes
+        for step in range(2):
+            loss_of(sharded, tokens(comm.rank, step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        stats = swap.stats
+        assert stats.used_nbytes == stats.reserved_nbytes == taken
+
+    on("2", program)
+
+
+@NEEDS_ROOT
+def test_a_disk_that_holds_no_states_is_refused_by_shard(tmp_path):
+    model = make(Tower)
+    nbytes = 4 * sum(p.numel() for p in model.parameters())
+
+    def program(comm):
+        config = offloaded(zero.Config(), "nvme", disk)
+        with pytest.raises(OffloadError, match=r"cannot reserve .*No space left"):
+            shard(comm, model, config)
+
+    with mounted(tmp_path / "disk", f"size={2 * nbytes}") as disk:
+        on("1", program)
 
 
 @pytest.mark.parametrize("prefetch", [slow(0), 1])
