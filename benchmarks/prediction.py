@@ -2,6 +2,7 @@
 
     ZCOMM_TUNING=folder mpirun -n 4 zcomm tune
     ZCOMM_TUNING=folder mpirun -n 4 python -m benchmarks.prediction
+    mpirun -n 4 python -m benchmarks.prediction --tune 30    # measured and fitted in the same job
 
 Every algorithm that auto may take, with pieces of the usual sizes, is called in turns with the
 others, with bfloat16; a call lasts as long as on its slowest rank. A row holds the KiB of the whole
@@ -16,14 +17,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks import launch
-from benchmarks.tuning import Options, chosen
+from benchmarks import launch, tuning
+from benchmarks.tuning import chosen
 from zcomm import Communicator
 from zcomm.hops import candidates
-from zcomm.tune import numel_of, operation_call, time_calls
+from zcomm.tune import numel_of, operation_call, time_calls, tune
+from zcomm.tuning import Tuning
 
 SIZES = (3 * 2**19, 6 * 2**20, 24 * 2**20)
 """Between those that ``zcomm tune`` measures."""
+
+
+@dataclass(frozen=True)
+class Options(tuning.Options):
+    """What to compare; see ``--help``."""
+
+    tune: float | None
 
 
 @dataclass(frozen=True)
@@ -52,20 +61,28 @@ def parse(arguments: list[str]) -> Options:
     parser = launch.Parser(
         prog="python -m benchmarks.prediction", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--limit", type=float, default=0.2, help="the largest error (0.2)")
-    return chosen(parser, arguments, SIZES)
+    add = parser.add_argument
+    add("--limit", type=float, default=0.2, help="the largest error (0.2)")
+    add("--tune", type=float, metavar="SECONDS", help="measure the constants first, so long")
+    options = Options(**chosen(parser, arguments, SIZES))
+    if options.tune is not None and not options.tune > 0:
+        raise launch.UsageError(f"--tune {options.tune}: more than 0")
+    return options
 
 
 def run(options: Options, comm: Communicator) -> int:
     """Measure and print every row; return the exit code."""
     say = print if comm.rank == 0 else lambda *_, **__: None
-    say(f"# {comm.topology.describe()}; {comm.tuning.source}")
+    known = comm.tuning
+    if options.tune is not None:
+        known = tune(comm, options.codecs, options.tune).tuning
+    say(f"# {comm.topology.describe()}; {known.source}")
     say("#    KiB operation      codec  algorithm     measured   model ms   error")
     rows = []
     for nbytes in options.sizes:
         for operation in options.operations:
             for codec in options.codecs:
-                for row in _rows(options, comm, operation, codec, nbytes):
+                for row in _rows(options, comm, known, operation, codec, nbytes):
                     rows.append(row)
                     say(str(row), flush=True)
     errors = [abs(row.error) for row in rows]
@@ -76,7 +93,12 @@ def run(options: Options, comm: Communicator) -> int:
 
 
 def _rows(
-    options: Options, comm: Communicator, operation: str, codec: str, nbytes: int
+    options: Options,
+    comm: Communicator,
+    known: Tuning,
+    operation: str,
+    codec: str,
+    nbytes: int,
 ) -> Iterator[Row]:
     numel = numel_of(comm.size, nbytes)
     names = candidates("auto", comm.topology)
@@ -84,7 +106,7 @@ def _rows(
     calls = [operation_call(comm, operation, numel, **each) for each in how]
     taken = time_calls(comm, calls, options.seconds * len(calls), fewest=options.rounds, most=30)
     for name, each, measured in zip(names, how, taken, strict=True):
-        predicted = comm.tuning.model_seconds(comm.plans(operation, numel, **each))
+        predicted = known.model_seconds(comm.plans(operation, numel, **each))
         yield Row(operation, codec, numel * 2, name, measured, predicted)
 
 

@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks import launch
 from benchmarks.collectives.options import size_nbytes
@@ -66,11 +67,11 @@ def parse(arguments: list[str]) -> Options:
     """Read the command line."""
     parser = launch.Parser(prog="python -m benchmarks.tuning", description=__doc__.split("\n")[0])
     parser.add_argument("--limit", type=float, default=1.15, help="the largest ratio (1.15)")
-    return chosen(parser, arguments, SIZES)
+    return Options(**chosen(parser, arguments, SIZES))
 
 
-def chosen(parser: launch.Parser, arguments: list[str], sizes: tuple[int, ...]) -> Options:
-    """Read what to measure; the parser has a ``--limit`` already."""
+def chosen(parser: launch.Parser, arguments: list[str], sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Read the fields of Options; the parser has a ``--limit`` already."""
     add = parser.add_argument
     add("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
     add("--codecs", nargs="+", default=CODECS)
@@ -82,7 +83,7 @@ def chosen(parser: launch.Parser, arguments: list[str], sizes: tuple[int, ...]) 
     if given["rounds"] < 1:
         raise launch.UsageError(f"--rounds {given['rounds']}: at least 1")
     lists = {name: tuple(given.pop(name)) for name in ("operations", "codecs", "sizes")}
-    return Options(**lists, **given)
+    return lists | given
 
 
 def run(options: Options, comm: Communicator) -> int:

@@ -32,6 +32,15 @@ def test_every_way_has_a_row_and_the_limit_decides(limit, code, capsys):
     assert lines[-1].startswith("# over ")
 
 
+def test_constants_of_the_same_job(capsys):
+    words = ["--sizes", "64K", "--codecs", "none", "--seconds", "0.01", "--tune", "0.5"]
+    options = parse([*words, "--limit", "1e12"])
+    zcomm.run_local(lambda comm: run(options, comm), 2, from_shape((2, 1)), min_numel=0)
+    assert capsys.readouterr().out.splitlines()[0].endswith("; measured now")
+
+
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(launch.UsageError, match="--rounds 0: at least 1"):
         parse(["--rounds", "0"])
+    with pytest.raises(launch.UsageError, match=r"--tune -1\.0: more than 0"):
+        parse(["--tune", "-1"])
