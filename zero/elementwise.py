@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from zero.offload.settings import TENSORS, copied
 
 logger = logging.getLogger("zcomm")
 
@@ -29,6 +32,7 @@ ELEMENTWISE = (
     "Rprop",
     "ASGD",
 )
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
 
 
@@ -46,7 +50,7 @@ def check_elementwise(optimizer: Optimizer) -> None:
         base.__name__ in NOT_ELEMENTWISE for base in kind.__mro__
     ):
         raise _refusal(kind.__name__, "its update of an element depends on other elements")
-    if kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE:
+    if is_known(optimizer):
         return
     try:
         same = _steps_halves_alike(optimizer)
@@ -55,6 +59,12 @@ def check_elementwise(optimizer: Optimizer) -> None:
     if not same:
         raise _refusal(kind.__name__, "a trial step of a matrix differed from that of its halves")
     logger.info("optimizer %s passed the trial step: treated as elementwise", kind.__name__)
+
+
+def is_known(optimizer: Optimizer) -> bool:
+    """Tell whether an optimizer is one of torch's that treat elements alone."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
 
 
 def _refusal(name: str, reason: str) -> ValueError:
@@ -92,26 +102,31 @@ def states_to_come(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, tor
     }
 
 
+def trial(optimizer: Optimizer, group: dict[str, Any], tensors: Sequence[Tensor]) -> Optimizer:
+    """Return an optimizer of these tensors, with settings of a group and numbers of its own."""
+    made: Optimizer = object.__new__(type(optimizer))
+    vars(made).update({k: copied(v) for k, v in vars(optimizer).items() if k not in TENSORS})
+    vars(made).update({name: OrderedDict() for name in HOOKS})
+    made.state = defaultdict(dict)
+    settings = {k: copied(v) for k, v in group.items() if k != "params"}
+    made.param_groups = [{**settings, "params": list(tensors)}]
+    return made
+
+
 def _step_copy(
     optimizer: Optimizer, group: dict[str, Any], tensors: list[Tensor], grads: list[list[Tensor]]
 ) -> dict[Tensor, dict[str, Any]]:
-    """Step ``tensors`` with a copy of the optimizer that shares nothing but settings of a group.
+    """Step ``tensors`` with a copy of the optimizer that shares nothing with it.
 
     Returns:
         The states of the tensors.
     """
-    probe = object.__new__(type(optimizer))
-    probe.__dict__.update(optimizer.__dict__)
-    probe._optimizer_step_pre_hooks = OrderedDict()
-    probe._optimizer_step_post_hooks = OrderedDict()
-    probe.state = defaultdict(dict)
-    settings = {k: v for k, v in group.items() if k != "params"}
-    probe.param_groups = [{**settings, "params": tensors}]
+    made = trial(optimizer, group, tensors)
     for step in grads:
         for tensor, grad in zip(tensors, step, strict=True):
             tensor.grad = grad.clone()
-        type(optimizer).step(probe)
-    return probe.state
+        type(optimizer).step(made)
+    return made.state
 
 
 def prefer_fused(optimizer: Optimizer) -> None:

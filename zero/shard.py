@@ -23,6 +23,7 @@ from zero.layout import BufferLayout, UnitModules, find_units, lay_out
 from zero.meta import Init, is_meta, materialise
 from zero.offload.drive import Faults
 from zero.offload.engine import Offload
+from zero.offload.trial import check_blocks
 from zero.optimizer import Stepper
 from zero.publish import Publisher
 from zero.reduce import Reducer
@@ -78,6 +79,8 @@ def shard(
     if is_sharded(model) or is_sharded(optimizer):
         raise ValueError("this model or optimizer is already sharded")
     check_elementwise(optimizer)
+    if config.offload_optimizer is not None:
+        check_blocks(optimizer)
     config = without_differences(config, comm)
     tensor_parallel = use_local_parts(model, optimizer)
     trained = trained_parameters(optimizer, model)

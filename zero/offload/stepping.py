@@ -15,6 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from zero.offload.settings import Settings
+
 States = dict[str, Any]
 
 
@@ -30,6 +32,7 @@ class Stepping:
         self.optimizer = optimizer
         self.result: Any = None
         self._call = call
+        self._settings: Settings | None = None
         self._groups = {
             id(tensor): number
             for number, group in enumerate(optimizer.param_groups)
@@ -52,12 +55,16 @@ class Stepping:
         before = [group["params"] for group in groups]
         for group in groups:
             group["params"] = []
-        for master, (tensor, states) in zip(masters, pieces, strict=True):
-            groups[self._groups[id(master)]]["params"].append(tensor)
+        numbers = [self._groups[id(master)] for master in masters]
+        for number, (tensor, states) in zip(numbers, pieces, strict=True):
+            groups[number]["params"].append(tensor)
             if states:
                 state[tensor] = states
+        self._settings = self._settings or Settings(self.optimizer)
+        self._settings.begin()
         try:
             self.result = self._call()
+            self._settings.end(set(numbers))
         finally:
             for group, params in zip(groups, before, strict=True):
                 group["params"] = params

@@ -65,6 +65,77 @@ def test_a_users_own_optimizer(kind, place, tmp_path):
     compare("2", program, zero.Config(), place, tmp_path)
 
 
+class Numbered(optim.Optimizer):
+    """Counts its steps in the groups, in itself, and in a tensor, as several packages do."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr, "k": 0, "weights": [0.0]})
+        self.count = 0
+        self.total = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        self.total += self.count
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weights"][0] += 0.5
+            factor = group["k"] * group["weights"][0] * self.count * self.total
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-group["lr"] / float(factor))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_step_counts_is_counted_once(place, tmp_path):
+    model = make(Tower, dtype=torch.bfloat16)
+
+    def program(comm, config):
+        def made(parameters):
+            small, large = [], []
+            for parameter in parameters:
+                (small if parameter.dim() < 2 else large).append(parameter)
+            return Numbered([{"params": small}, {"params": large, "lr": 0.1}], 0.2)
+
+        sharded, optimizer = shard(comm, model, config, made)
+        for step in range(3):
+            backward(sharded, comm.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        groups = [(group["k"], group["weights"]) for group in optimizer.param_groups]
+        return whole(sharded), groups, optimizer.count, optimizer.total
+
+    ((_, groups, count, total), _) = compare("2", program, zero.Config(), place, tmp_path)
+    assert groups == [(3, [3.0])] * 2  # torch lets groups share a default that is a list
+    assert (count, total.item()) == (3, 6)
+
+
+class Remembering(optim.Optimizer):
+    """Has a momentum outside its state, and finds it by the tensor."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+        self.momentum = {}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.momentum[p] = p.grad + 0.9 * self.momentum.get(p, 0)
+                    p.sub_(self.momentum[p], alpha=group["lr"])
+
+
+def test_an_optimizer_that_cannot_be_stepped_in_blocks(tmp_path):
+    def program(comm):
+        model, config = make(Tower), offloaded(zero.Config(), "cpu", tmp_path)
+        with pytest.raises(ValueError, match=r"Remembering cannot be stepped block by block"):
+            shard(comm, model, config, lambda p: Remembering(p, lr=1e-3))
+        shard(comm, model, zero.Config(), lambda p: Remembering(p, lr=1e-3))
+
+    on("1", program)
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("before", [True, slow(False)])
 def test_schedulers(before, place, tmp_path, recwarn):
