@@ -101,9 +101,17 @@ class Config:
                 raise ValueError(
                     f"{name} {getattr(self, name)!r}: possible are 'param' and torch.float32"
                 )
-        for name in ("min_numel", "prefetch", "max_skipped_steps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)}: expected 0 or more")
+        for name, least in (
+            ("min_numel", 0),
+            ("prefetch", 0),
+            ("max_skipped_steps", 0),
+            ("offload_numel", 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} {value!r}: expected an integer")
+            if value < least:
+                raise ValueError(f"{name} {value}: expected {least} or more")
         check_seed(self.seed)
         if self.loss_scale == "dynamic":
             self._freeze("loss_scale", DynamicLossScale())
@@ -187,10 +195,11 @@ class Config:
                 raise ValueError(
                     f"{name} {place!r}: stage {self.stage} {what}; possible in stage {possible}"
                 )
-        if self.offload_numel < 1:
-            raise ValueError(f"offload_numel {self.offload_numel}: expected 1 or more")
-        if self.on_disk and self.nvme_path is None:
-            raise ValueError("offload to 'nvme' needs nvme_path, a folder on that disk")
+        if self.on_disk and not self.nvme_path:
+            raise ValueError(
+                f"nvme_path {self.nvme_path!r}: offload to 'nvme' needs nvme_path, a folder on that"
+                " disk"
+            )
         if self.nvme_path is not None:
             if not self.on_disk:
                 raise ValueError(

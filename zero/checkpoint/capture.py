@@ -33,6 +33,7 @@ from zero.checkpoint.plain import encode
 from zero.engine import Engine
 from zero.layout import Run, dtype_name
 from zero.offload.disk import VALUE, Columns
+from zero.offload.opened import on_disk
 from zero.unit import Buffer, Master, Unit, split
 
 
@@ -124,7 +125,7 @@ def _kinds_of_masters(
     optimizer: Optimizer, buffer: Buffer
 ) -> dict[Run, tuple[dict[str, Tensor | Deferred], dict[str, Any]]]:
     """Return for the runs that this rank steps their tensors by kind, and states as numbers."""
-    stored = {} if buffer.columns is None else _deferred(buffer, buffer.columns)
+    stored = {} if buffer.columns is None else _deferred(optimizer, buffer, buffer.columns)
     kinds = {}
     for master in buffer.own_masters():
         found, scalars = _kinds(optimizer, master)
@@ -132,12 +133,14 @@ def _kinds_of_masters(
     return kinds
 
 
-def _deferred(buffer: Buffer, columns: Columns) -> dict[Run, dict[str, Tensor | Deferred]]:
+def _deferred(
+    optimizer: Optimizer, buffer: Buffer, columns: Columns
+) -> dict[Run, dict[str, Tensor | Deferred]]:
     sources = {name: Source(partial(columns.load, name)) for name in columns.all_names()}
     return {
         master.run: {
             name: Deferred(columns.all_names()[name], master.run.numel, sources[name], index)
-            for name in (VALUE, *columns.states[index])
+            for name in (VALUE, *on_disk(columns, index, master, optimizer.state))
         }
         for index, master in enumerate(buffer.masters)
     }

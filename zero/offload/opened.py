@@ -64,6 +64,16 @@ def per_element(value: object, numel: int) -> bool:
     return isinstance(value, Tensor) and value.shape == (numel,)
 
 
+def on_disk(
+    columns: Columns, index: int, master: Master, states: Mapping[Tensor, States]
+) -> tuple[str, ...]:
+    """Return the names of a master's states on disk: none where the user dropped its state.
+
+    ``optimizer.state.clear()`` takes what is kept away, and with it what is on disk.
+    """
+    return columns.states[index] if master.tensor in states else ()
+
+
 def cloned(value: Any) -> Any:
     """Copy a kept state: a step changes it once for each piece."""
     return value.clone() if isinstance(value, Tensor) else copy.copy(value)
@@ -156,7 +166,7 @@ class OnDisk:
         master = self._masters[piece.master]
         states = {
             name.removeprefix(STATE): self._place(self._loadings[name], piece)
-            for name in self._columns.states[piece.master]
+            for name in on_disk(self._columns, piece.master, master, self._states)
             if name in self._loadings
         }
         for key, value in self._states.get(master.tensor, {}).items():

@@ -204,6 +204,33 @@ def test_states_on_disk_have_no_state_dict(tmp_path):
     on("1", program)
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", [slow(optim.AdamW), optim.SGD])
+def test_states_that_the_user_drops(kind, place, tmp_path):
+    """``state.clear()`` begins anew, as without offload; saved are none, then those since."""
+    model = make(Tower, dtype=torch.bfloat16)
+    options = {"momentum": 0.9} if kind is optim.SGD else {}
+
+    def program(comm, config):
+        sharded, optimizer = shard(comm, model, config, lambda p: kind(p, lr=0.01, **options))
+        for step in range(4):
+            backward(sharded, comm.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 1:
+                optimizer.state.clear()
+                zero.save(tmp_path / "saved", sharded, optimizer)
+                zero.load(tmp_path / "saved", sharded, optimizer)
+        zero.save(tmp_path / "saved", sharded, optimizer)
+        optimizer.state.clear()
+        zero.load(tmp_path / "saved", sharded, optimizer)
+        backward(sharded, comm.rank, 4)
+        optimizer.step()
+        return whole(sharded)
+
+    compare("2", program, zero.Config(), place, tmp_path)
+
+
 def test_step_counts_are_where_they_were(tmp_path):
     """In the state of each master; everything else is on disk, and masters cannot be read."""
 
