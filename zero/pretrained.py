@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +22,55 @@ from zero.engine import Engine, engine_of
 from zero.exact import spread
 from zero.layout import Run, Slot
 from zero.states import in_memory_order
+from zero.tiled import TiledLinear
 from zero.unit import Buffer, Unit, split
 
 SINGLE, MANY = "model.safetensors", "model.safetensors.index.json"
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Rows and columns of a matrix in a file."""
+
+    source: str
+    rows: slice
+    columns: slice
+
+
 class Weights:
-    """Named tensors in one or several safetensors files."""
+    """Named tensors in one or several safetensors files; parts of a matrix may have names, too."""
 
     def __init__(self, path: Path, reader: Reader) -> None:
         self.path = path
         self._reader = reader
         self._files = _files(path, reader)
+        self._parts: dict[str, _Part] = {}
+
+    def name_parts(self, source: str, places: Mapping[str, tuple[slice, slice]]) -> None:
+        """Give names to the parts of a matrix; its own name is gone."""
+        self._parts |= {name: _Part(source, *place) for name, place in places.items()}
 
     def find(self, names: Sequence[str]) -> str | None:
         """Return the first of a parameter's names that is there."""
-        return next((name for name in names if name in self._files), None)
+        return next((n for n in names if n in self._files or n in self._parts), None)
 
     def others(self, names: set[str]) -> list[str]:
         """Return the names of tensors that are not among these."""
-        return sorted(self._files.keys() - names)
+        sources = {part.source for part in self._parts.values()}
+        return sorted(self._files.keys() - sources - names)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, without reading it."""
+        part = self._parts.get(name)
+        if part is not None:
+            return part.rows.stop - part.rows.start, part.columns.stop - part.columns.start
         return tuple(self._reader.file(self._files[name]).get_slice(name).get_shape())
 
     def whole(self, name: str) -> Tensor:
         """Return a whole tensor."""
+        part = self._parts.get(name)
+        if part is not None:
+            return self._rows(name, 0, part.rows.stop - part.rows.start)
         return self._reader.tensor(self._files[name], name)
 
     def run(self, name: str, slot: Slot, run: Run) -> Tensor:
@@ -57,8 +80,15 @@ class Weights:
             return flat[run.offset : run.offset + run.numel]
         row = slot.numel // slot.shape[0]
         first, last = run.offset // row, -(-(run.offset + run.numel) // row)
-        rows = self._reader.part(self._files[name], name, first, last).flatten()
+        rows = self._rows(name, first, last).flatten()
         return rows[run.offset - first * row :][: run.numel]
+
+    def _rows(self, name: str, first: int, last: int) -> Tensor:
+        part = self._parts.get(name)
+        if part is None:
+            return self._reader.part(self._files[name], name, first, last)
+        start, file = part.rows.start, self._files[part.source]
+        return self._reader.part(file, part.source, start + first, start + last)[:, part.columns]
 
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
@@ -90,7 +120,8 @@ def load_pretrained(
     Args:
         model: returned by ``zero.shard``.
         path: a file, or a folder with ``model.safetensors`` or ``model.safetensors.index.json``.
-            Names are those of ``model.state_dict()``; one of several tied names is enough.
+            Names are those of ``model.state_dict()``; one of several tied names is enough. Where
+            the model has a ``TiledLinear``, the weight of an ``nn.Linear`` will do.
         strict: whether every parameter and persistent buffer must be there, and nothing else.
 
     Returns:
@@ -129,6 +160,7 @@ def match(weights: Weights, model: nn.Module, *, strict: bool) -> tuple[dict[str
     Raises:
         CheckpointError: another shape; where strict, a name on one side only.
     """
+    _name_tiles(weights, model)
     tensors: dict[int, tuple[list[str], Any]] = {}
     state = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
@@ -151,6 +183,27 @@ def match(weights: Weights, model: nn.Module, *, strict: bool) -> tuple[dict[str
         _refuse(weights.path, "lacks", missing)
         _refuse(weights.path, "has, and the model lacks,", weights.others(set(state)))
     return found, missing
+
+
+def _name_tiles(weights: Weights, model: nn.Module) -> None:
+    """Let tiles be found in the weights of ordinary linear layers.
+
+    Raises:
+        CheckpointError: such a weight has another shape than the tiles together.
+    """
+    for name, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{name}." if name else ""
+        source = weights.find([f"{prefix}weight"])
+        if not isinstance(module, TiledLinear) or source is None:
+            continue
+        wanted = module.out_features, module.in_features
+        if weights.shape(source) != wanted:
+            raise CheckpointError(
+                f"{source} has shape {list(weights.shape(source))} in {weights.path}, and"
+                f" {list(wanted)} in the model"
+            )
+        tiles = [f"{prefix}tiles.{number}.weight" for number in range(len(module.tiles))]
+        weights.name_parts(source, dict(zip(tiles, module.places(), strict=True)))
 
 
 def _refuse(path: Path, what: str, names: Sequence[str]) -> None:

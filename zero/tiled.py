@@ -119,7 +119,8 @@ class TiledLinear(nn.Module):
     ``Config(prefetch=)`` more. Activation checkpointing gathers tiles once more, to recompute.
 
     Parameters are ``tiles.N.weight``, and ``bias``, which is in the unit around. The state dict of
-    an ``nn.Linear`` (``weight``, ``bias``) can be loaded too; :func:`merge_tiles` makes one.
+    an ``nn.Linear`` (``weight``, ``bias``) can be loaded too, also by ``zero.load_pretrained``;
+    :func:`merge_tiles` makes one.
     Weights of another dtype than the input are cast for each product, forward and backward: under
     autocast no cast copy of them is kept.
 
@@ -206,9 +207,14 @@ class TiledLinear(nn.Module):
 
     def parts(self, weight: Tensor) -> Iterator[Tensor]:
         """Yield the views of a whole weight that the tiles hold, in their order."""
+        for place in self.places():
+            yield weight[place]
+
+    def places(self) -> Iterator[tuple[slice, slice]]:
+        """Yield the rows and columns of the whole weight that the tiles hold, in their order."""
         for rows in _slices(self.out_sizes):
             for columns in _slices(self.in_sizes):
-                yield weight[rows, columns]
+                yield rows, columns
 
     def reset_parameters(self) -> None:
         """Draw the bias as ``nn.Linear`` does: after the weight, which the tiles draw."""

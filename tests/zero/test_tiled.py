@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import zero
 from tests.marks import one_in
 from tests.zero.runs import adamw, assert_same_bits, on, relative_difference
+from zcomm.errors import CheckpointError
 from zero.layout import find_units
 from zero.memory import report
 
@@ -346,3 +348,33 @@ def test_compiled():
     (found,), (wanted,) = on("1", program), on("1", plain)
     assert found[:2] == wanted[:2]
     assert_same_bits(found[2], wanted[2])
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(("num_in", "num_out"), SPLITS[1:])
+def test_pretrained_weights_of_ordinary_layers(num_in, num_out, stage, tmp_path):
+    """Each tile finds its rows and columns in the file; so it does in a file of tiles."""
+    splits = {"in_splits": num_in, "out_splits": num_out}
+    ordinary = dict(seeded(Model, seed=1).state_dict())
+    save_file(ordinary, tmp_path / "ordinary.safetensors")
+    wrong = ordinary | {"blocks.0.up.weight": torch.zeros(96, 33)}
+    save_file(wrong, tmp_path / "wrong.safetensors")
+    both = ordinary | {"blocks.0.up.other": torch.zeros(1)}
+    save_file(both, tmp_path / "both.safetensors")
+
+    def program(comm):
+        model = Model(splits=splits)
+        zero.shard(model, adamw(model.parameters()), zero.Config(stage=stage), comm=comm)
+        assert zero.load_pretrained(model, tmp_path / "ordinary.safetensors") == []
+        state = zero.full_state_dict(model)
+        if comm.rank == 0:
+            save_file(state, tmp_path / "tiles.safetensors")
+        comm.barrier()
+        assert zero.load_pretrained(model, tmp_path / "tiles.safetensors") == []
+        for name, what in (("wrong", r"up.weight has shape \[96, 33\]"), ("both", "up.other")):
+            with pytest.raises(CheckpointError, match=what):
+                zero.load_pretrained(model, tmp_path / f"{name}.safetensors")
+        return zero.merge_tiles(model, zero.full_state_dict(model))
+
+    state, *_ = on("2", program)
+    assert_same_bits(state, ordinary)
