@@ -27,6 +27,8 @@ ROWS = (
     ("whole_units", "+ whole units"),
     ("local_gradients", "+ local gradients"),
     ("codec_buffers", "+ codec buffers"),
+    ("computing", "while units compute"),
+    ("step_gradients", "or + float32 gradients"),
     ("peak", "peak, no activations"),
 )
 PLACE_ROWS = (
@@ -69,12 +71,16 @@ class MemoryCommand:
             type=size_nbytes,
             help="memory that a rank may use, as 1.5GiB: exit code 1 where nothing printed fits",
         )
-        add("--process", type=size_nbytes, default=0.0, help="of it, what Python and torch take")
+        add("--process", type=size_nbytes, help="of --limit, what Python and torch take")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the table: a column for each stage."""
         num_ranks = arguments.ranks
-        per_node = arguments.ranks_per_node or min(8, max(num_ranks, 1))
+        per_node = arguments.ranks_per_node
+        if per_node is None:
+            per_node = min(8, max(num_ranks, 1))
+        if arguments.process is not None and arguments.limit is None:
+            raise ValueError("--process counts against --limit: give both")
         model = Model(
             arguments.params,
             arguments.largest_unit,
@@ -106,7 +112,7 @@ class MemoryCommand:
         if arguments.limit is None:
             return 0
         needed = {
-            config.stage: arguments.process
+            config.stage: (arguments.process or 0)
             + (placed[config.stage].memory if config.stage in placed else found.peak)
             for config, found in zip(configs, columns, strict=True)
         }

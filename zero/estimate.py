@@ -61,6 +61,8 @@ class Estimate:
         whole_units: stage 3, at the peak: units that compute or are ahead, and the root.
         local_gradients: stages 2 and 3, at the peak: of two units and the root.
         codec_buffers: at the peak: codes, float32 slices and differences of the largest unit.
+        step_gradients: in the step: float32 copies of gradients of 16 bits, all at once; with
+            ``offload_optimizer`` there is only a block of them.
     """
 
     parameters: float
@@ -73,6 +75,7 @@ class Estimate:
     whole_units: float
     local_gradients: float
     codec_buffers: float
+    step_gradients: float
 
     @property
     def model_states(self) -> float:
@@ -85,9 +88,14 @@ class Estimate:
         return self.model_states + self.secondary + self.waiting + self.residuals
 
     @property
-    def peak(self) -> float:
+    def computing(self) -> float:
         """With what exists while units compute; activations are not in it."""
         return self.held + self.whole_units + self.local_gradients + self.codec_buffers
+
+    @property
+    def peak(self) -> float:
+        """While units compute, or in the step, whichever is more; activations are not in it."""
+        return max(self.computing, self.held + self.step_gradients)
 
 
 def estimate(config: Config, model: Model, *, num_ranks: int, ranks_per_node: int) -> Estimate:
@@ -126,6 +134,7 @@ def estimate(config: Config, model: Model, *, num_ranks: int, ranks_per_node: in
         whole_units=_whole(config, model, num_ranks) * size,
         local_gradients=size * (2 * model.unit_numel + model.root_numel) if config.stage > 1 else 0,
         codec_buffers=_buffers(config, model, ranks_per_node),
+        step_gradients=WIDE_NBYTES * numel * shared[1] if waits or gradients < WIDE_NBYTES else 0,
     )
 
 

@@ -12,7 +12,7 @@ from zero.config import Config
 from zero.estimate import Model
 from zero.offload_plan import Machine, Planned, choice, plans
 from zero.offload_probe import probe_disk, probe_send, probe_update
-from zero.sizes import gigabytes, size_nbytes
+from zero.sizes import gigabytes, rate_nbytes, size_nbytes
 
 
 class PlanOffloadCommand:
@@ -38,10 +38,10 @@ class PlanOffloadCommand:
         add("--process", type=size_nbytes, default=0.0, help="of it, what Python and torch take")
         add("--path", help="a folder on the disk: how much and how fast is measured there")
         add("--disk", type=size_nbytes, help="free bytes, instead of what is free there")
-        add("--read", type=size_nbytes, help="of the disk, as 2.1GB/s, instead of measuring")
-        add("--mixed", type=size_nbytes, help="reading and writing at once, both together")
+        add("--read", type=rate_nbytes, help="of the disk, as 2.1GB/s, instead of measuring")
+        add("--mixed", type=rate_nbytes, help="reading and writing at once, both together")
         add("--update", type=float, help="elements per second that a rank steps")
-        add("--send", type=size_nbytes, help="that a rank receives in a gather")
+        add("--send", type=rate_nbytes, help="that a rank receives in a gather")
         add("--compute", type=float, default=0, help="seconds of forward and backward of a rank")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -74,26 +74,31 @@ class PlanOffloadCommand:
 
 def _machine(arguments: argparse.Namespace) -> Machine:
     """Return what was given, and measure the rest."""
-    ranks = arguments.ranks_per_node or max(arguments.ranks, 1)
+    ranks = arguments.ranks_per_node
+    if ranks is None:
+        ranks = max(arguments.ranks, 1)
     if arguments.process >= arguments.ram:
         raise ValueError(
             f"--process {gigabytes(arguments.process)} GB of --ram {gigabytes(arguments.ram)} GB"
             " leaves nothing"
         )
     disk, read, mixed = arguments.disk, arguments.read, arguments.mixed
+    if ranks < 1:
+        raise ValueError(f"--ranks-per-node {ranks}: expected 1 or more")
     if None in (disk, read, mixed):
         if arguments.path is None:
             raise ValueError("give --path, a folder to measure, or --disk, --read and --mixed")
         rates = probe_disk(arguments.path)
         disk, read, mixed = disk or rates.free, read or rates.read, mixed or rates.mixed
+    update, send = arguments.update, arguments.send
     return Machine(
         memory=arguments.ram - arguments.process,
         disk=disk,
         ranks=ranks,
         read=read,
         mixed=mixed,
-        update=arguments.update or probe_update(ranks),
-        send=arguments.send or probe_send(ranks),
+        update=probe_update(ranks) if update is None else update,
+        send=probe_send(ranks) if send is None else send,
     )
 
 

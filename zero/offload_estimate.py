@@ -8,6 +8,7 @@ parameter; stage 3, of which stages 1 and 2 differ in what they share):
 | parameters, sΨ/N | device | host | disk |
 | masters and the optimizer's states, 4(1 + K)Ψ/N | device | host | disk |
 | gradients of a step, 4Ψ/N in the first one, then sΨ/N | device | host | host |
+| float32 copies of those, in the step | 4Ψ/N | of a block | of a block |
 
 With ``"nvme"`` the host also has what is on its way: shards of the units that are gathered, three
 blocks of the step, new parameters of two units.
@@ -18,7 +19,8 @@ stage 2 with ``"cpu"`` here after the first step. ZeRO-Infinity (arXiv 2104.0785
 gradients never go there.
 
 A reader must not assume that device and host are two memories: models of zero are on the CPU, where
-they are one, and ``"cpu"`` saves only the float32 gradients of a step.
+they are one, and ``"cpu"`` saves only the float32 gradients of a step: 4Ψ/N in every step without
+it, beside those of 16 bits.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def offloaded(config: Config, model: Model, found: Estimate, *, num_ranks: int) 
         num_ranks: N.
     """
     places = {"cpu": 0.0, "nvme": 0.0}
-    device = found.peak
+    device = found.peak if config.offload_optimizer is None else found.computing
     masters = found.masters
     if config.on_disk and not masters:  # also of parameters that are float32
         masters = WIDE_NBYTES * model.numel / num_ranks

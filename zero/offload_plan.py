@@ -114,7 +114,7 @@ def plan(
     if config.offload_optimizer == "nvme":
         first += values + values + states
         written += 2 * (values + states)
-    update = model.numel / num_ranks / machine.update
+    update = model.numel / (num_ranks if config.stage else 1) / machine.update
     of_disk = machine.ranks / machine.mixed
     return Planned(
         nbytes,

@@ -51,6 +51,8 @@ def test_one_stage_with_everything(capsys):
     ("words", "message"),
     [
         ("--ranks 6 --ranks-per-node 4", "4 ranks per node, 6 ranks"),
+        ("--ranks 8 --ranks-per-node 0", "0 ranks per node, 8 ranks"),
+        ("--ranks 8 --process 1GB", "--process counts against --limit"),
         ("--ranks 8 --stage 1 --secondary node", "stage 1 does not shard parameters"),
         ("--ranks 8 --secondary 3", "secondary 3 does not divide 8 ranks"),
         ("--ranks 8 --params -1", "numel of a model: -1, expected 0 or more"),
@@ -86,6 +88,36 @@ def test_everything_on_disk():
     step = (4 + 3 * 12) * 2**20 + 2 * 2 * 5e8 / 64
     assert found.host == pytest.approx(gradients + step)
     assert found.memory == found.device + found.host
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_float32_gradients_in_the_step(stage):
+    """What the step sees of float32 beside gradients of 16 bits: in no formula of the papers."""
+    model = make(Tower, width=64, hidden=256, dtype=torch.bfloat16)
+    config = zero.Config(stage=stage)
+    numel = sum(p.numel() for p in model.parameters())
+
+    def program(comm):
+        sharded, optimizer = shard(comm, model, config)
+        seen = []
+        optimizer.register_step_pre_hook(
+            lambda *_: seen.append(
+                sum(t.grad.nbytes for g in optimizer.param_groups for t in g["params"])
+            )
+        )
+        for step in range(2):
+            loss_of(sharded, tokens(comm.rank, step)).backward()
+            held = report(sharded, optimizer).held
+            optimizer.step()
+            optimizer.zero_grad()
+        return held, seen[-1]
+
+    found = estimate(config, Model(numel), num_ranks=2, ranks_per_node=2)
+    held, seen = zip(*on("1x2", program), strict=True)
+    assert sum(seen) / 2 == pytest.approx(found.step_gradients, rel=0.02)
+    assert sum(held) / 2 + sum(seen) / 2 == pytest.approx(found.peak, rel=0.02)
+    wide = estimate(config, Model(numel, itemsize=4), num_ranks=2, ranks_per_node=2)
+    assert wide.step_gradients == 0
 
 
 def test_what_zero_adds_stays_on_the_device():
@@ -164,7 +196,7 @@ def test_a_limit(capsys):
     words = ["memory", "--params", "400e6", "--ranks", "2", "--stage", "3", "--limit", "1.5GiB"]
     assert cli.main(words) == 1
     said = capsys.readouterr().err
-    assert "a rank needs 3.20 GB in stage 3, and activations; the limit is 1.61 GB" in said
+    assert "a rank needs 4.00 GB in stage 3, and activations; the limit is 1.61 GB" in said
     assert said.count("\n") == 1
     nvme = ["--offload-optimizer", "nvme", "--offload-params", "nvme"]
     assert cli.main([*words, *nvme]) == 0
@@ -172,7 +204,7 @@ def test_a_limit(capsys):
     assert cli.main([*words, *nvme, "--process", "800MB"]) == 1
     assert cli.main(["memory", "--params", "1e8", "--ranks", "4", "--limit", "0.9GB"]) == 0
     found = capsys.readouterr().out
-    assert "stage 1 (0.700 GB), 2 (0.550 GB), 3 (0.400 GB)" in found
+    assert "stage 1 (0.800 GB), 2 (0.650 GB), 3 (0.500 GB)" in found
     with pytest.raises(SystemExit):
         cli.main([*words[:-1], "much"])
     assert "'much' is no size: write 1.5GiB, 24GB or 2e9" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from zero.estimate import Model
 from zero.offload_command import PLAN_OFFLOAD
 from zero.offload_plan import Machine, choice, plan, plans
 from zero.offload_probe import probe_disk, probe_send, probe_update
-from zero.sizes import gigabytes, size_nbytes
+from zero.sizes import gigabytes, rate_nbytes, size_nbytes
 
 MODEL = Model(1e9, 1e8, 1e8)
 RATES = {"read": 2e9, "mixed": 1e9, "update": 5e8, "send": 4e9}
@@ -57,6 +57,8 @@ def test_the_fastest_that_fits():
     assert choose(3e9, disk=6e9) == "optimizer nvme"
     assert choose(3e9, disk=5e9) is None
     stage_1 = plans(zero.Config(stage=1), MODEL, MACHINE, num_ranks=4, compute=1)
+    stage_0 = plans(zero.Config(stage=0), MODEL, MACHINE, num_ranks=4, compute=1)
+    assert stage_0["none"].stepping == pytest.approx(1e9 / 5e8)  # every rank steps everything
     assert list(stage_1) == ["none", "optimizer cpu", "optimizer nvme"]
 
 
@@ -96,6 +98,8 @@ def test_the_command(capsys):
     [
         (["--ram", "1GB", "--process", "2GB"], "--process 2.00 GB of --ram 1.00 GB leaves nothing"),
         (["--ram", "1GB", "--compute", "-1"], "--compute -1: expected 0 or more"),
+        (["--ram", "1GB", "--ranks-per-node", "0"], "--ranks-per-node 0: expected 1"),
+        (["--ram", "1GB", "--update", "0"], "update of a machine: 0, expected more than 0"),
         (["--ram", "1GB", "--ranks-per-node", "3"], "3 ranks per node, 4 ranks"),
     ],
 )
@@ -121,16 +125,28 @@ def test_probes(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("1.5GiB", 1.5 * 2**30), ("24GB", 24e9), ("2e9", 2e9), ("2.1 GB/s", 2.1e9), ("64k", 64e3)],
+    [("1.5GiB", 1.5 * 2**30), ("24gb", 24e9), ("2e9", 2e9), (".5 GiB", 2**29), ("64k", 64e3)],
 )
 def test_sizes(text, nbytes):
     assert size_nbytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1GX", "nan", "1e999", "0"])
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1GX", "nan", "1e999", "0", ".GB", "1GB/s"])
 def test_no_sizes(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is no size: write"):
         size_nbytes(text)
+
+
+@pytest.mark.parametrize("text", ["2.1 GB/s", "2.1GB", "2.1G", "2.1e9", "2100MB/s"])
+def test_rates(text):
+    assert rate_nbytes(text) == 2.1e9
+
+
+@pytest.mark.parametrize("text", ["10Gb/s", "10gb/s", "10Gbit/s", "0GB/s", "GB/s", "1GB/h"])
+def test_no_rates(text):
+    """Networks are sold by the bit: what may mean those is no rate in bytes."""
+    with pytest.raises(argparse.ArgumentTypeError, match="no rate in bytes per second"):
+        rate_nbytes(text)
 
 
 def test_printed():
