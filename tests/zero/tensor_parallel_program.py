@@ -7,6 +7,7 @@ mpirun -n 4 python -m tests.zero.tensor_parallel_program INIT_FILE
 
 import copy
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -132,7 +133,13 @@ def main():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         losses, norms, parameters = alone(model)
         reference = None
-        for config in (*map(zero.Config, range(4)), zero.Config(secondary=1)):
+        nvme = {"offload_optimizer": "nvme", "nvme_path": Path(sys.argv[1]).parent}
+        for config in (
+            *map(zero.Config, range(4)),
+            zero.Config(secondary=1),
+            zero.Config(stage=1, **nvme),
+            zero.Config(offload_params="nvme", offload_numel=700, **nvme),
+        ):
             found = parallel(comm, mesh, model, config)
             reference = reference or found
             assert found[:2] == reference[:2], config
