@@ -35,7 +35,7 @@ def replace_parameters(optimizer: Optimizer, units: tuple[Unit, ...]) -> None:
                 if master.run.slot == index:
                     masters.append(master.tensor)
                     if old:
-                        state = _cut_state(buffer.layout.slots[index], master, old, counts)
+                        state = _cut_state(buffer.layout.slots[index], master, old, counts, group)
                         optimizer.state[master.tensor] = state
         group["params"] = masters
 
@@ -50,10 +50,18 @@ def _scalar_states(optimizer: Optimizer) -> set[str]:
 
 
 def _cut_state(
-    slot: Slot, master: Master, old: Mapping[str, Any], counts: set[str]
+    slot: Slot, master: Master, old: Mapping[str, Any], counts: set[str], group: Mapping[str, Any]
 ) -> dict[str, Any]:
     state = {}
     for key, value in old.items():
+        if isinstance(value, Tensor) and value.is_meta:
+            # Adagrad's constructor makes its states, and for a meta model those have no memory.
+            if key in counts:
+                state[key] = torch.zeros((), dtype=value.dtype)
+            else:
+                first = torch.tensor(group["initial_accumulator_value"], dtype=value.dtype)
+                state[key] = first.float().repeat(master.run.numel)
+            continue
         if not isinstance(value, Tensor) or key in counts:
             state[key] = value.clone() if isinstance(value, Tensor) else value
         else:
@@ -83,8 +91,14 @@ def trained_parameters(optimizer: Optimizer, model: nn.Module) -> set[nn.Paramet
     foreign = [tuple(parameter.shape) for parameter in trained if id(parameter) not in known]
     if foreign:
         raise ValueError(f"the optimizer has parameters that the model has not, shapes {foreign}")
+    knows_firsts = isinstance(optimizer, torch.optim.Adagrad)
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.is_meta and not knows_firsts:
+                raise ValueError(
+                    f"optimizer state {key} of {name} is on the meta device, so it has no values:"
+                    f" {type(optimizer).__name__} has to make its states in a step"
+                )
             if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
                 raise ValueError(
                     f"optimizer state {key} of {name} has shape {tuple(value.shape)}, the parameter"

@@ -200,6 +200,48 @@ class Bare(nn.Module):
         self.bias = nn.Parameter(torch.zeros(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("place", [None, "nvme"])
+def test_states_that_a_constructor_makes(place, dtype, tmp_path):
+    """Adagrad's, of which a meta model's have no values."""
+    config = zero.Config(offload_optimizer=place, nvme_path=place and tmp_path, offload_numel=700)
+    ordinary = make(nn.Linear, WIDTH, 70, dtype=dtype)
+
+    def program(comm, meta):
+        if meta:
+            with torch.device("meta"):
+                model = nn.Linear(WIDTH, 70, dtype=dtype)
+        else:
+            model = copy.deepcopy(ordinary)
+        optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.1)
+
+        def init(module):
+            for name, parameter in module.named_parameters():
+                parameter.copy_(getattr(ordinary, name))
+
+        zero.shard(model, optimizer, config, comm=comm, init=init if meta else None)
+        for _ in range(2):
+            model(torch.ones(2, WIDTH, dtype=dtype)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return zero.full_state_dict(model)
+
+    found, wanted = on("2", program, True), on("2", program, False)
+    assert_same_bits(found[0], wanted[0])
+
+
+def test_a_state_without_values_is_named():
+    def program(comm):
+        with torch.device("meta"):
+            model = nn.Linear(2, 2)
+        optimizer = adamw(model.parameters())
+        optimizer.state[model.weight]["exp_avg"] = torch.empty_like(model.weight)
+        with pytest.raises(ValueError, match="state exp_avg of weight is on the meta device"):
+            zero.shard(model, optimizer, zero.Config(), comm=comm)
+
+    on("1", program)
+
+
 def test_what_nobody_initialises_is_named():
     def program(comm):
         with torch.device("meta"):
