@@ -36,6 +36,7 @@ def full_params(model: nn.Module) -> Iterator[None]:
         return
     for unit in engine.units:
         gathering.gather(unit, hint=False)
+    engine.stepper.take_seen_edits()
     before = {
         buffer: snapshot(buffer)
         for unit in engine.units

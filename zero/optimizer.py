@@ -188,6 +188,14 @@ class Stepper:
                 if exact or was_edited(buffer):
                     absorb(buffer, exact=exact)
 
+    def take_seen_edits(self) -> None:
+        """Stages 0-2 with a codec: before values are compared with other ones than masters."""
+        for unit in self._units:
+            if not self._publisher.is_exact(unit):
+                for buffer in unit.trainable:
+                    if buffer.full is not None and not buffer.is_cut and was_edited(buffer):
+                        absorb(buffer, exact=False)
+
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for master, grad in self._aside:
             master.tensor.grad = grad

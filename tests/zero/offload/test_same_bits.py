@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import zero
+from tests.marks import slow
 from tests.zero.models import Reordered, make, tokens
-from tests.zero.offload.runs import OPTIMIZERS, PLACES, compare, compare_training
-from tests.zero.runs import adamw, gradients, shard, whole
+from tests.zero.offload.runs import OPTIMIZERS, PLACES, compare, compare_training, offloaded
+from tests.zero.runs import adamw, assert_same_bits, gradients, on, shard, whole
 from tests.zero.test_checkpoint import CONFIGS
 from tests.zero.test_same_bits import normal
 
@@ -159,6 +160,37 @@ def test_edits_between_steps(place, codec, stage, tmp_path):
 
     config = zero.Config(stage=stage, weights=codec, min_numel=0)
     compare("2x2", program, config, place, tmp_path)
+
+
+@pytest.mark.parametrize("stage", [1, slow(2)])
+@pytest.mark.parametrize("place", [None, "nvme", slow("cpu")])
+@pytest.mark.parametrize("skipped", [False, True])
+def test_edits_outlive_full_params(skipped, place, stage, tmp_path):
+    """What was edited before, and has not reached the masters yet, also as a step was skipped."""
+    model = make(Reordered, dtype=torch.bfloat16)
+    config = zero.Config(stage=stage, weights="int8", min_numel=0)
+    if place is not None:
+        config = offloaded(config, place, tmp_path)
+
+    def program(comm, *, enter):
+        sharded, optimizer = shard(comm, model, config)
+        for step in range(3):
+            loss = sharded(normal(comm.rank, step).bfloat16(), (0, 1, 2)).float().square().mean()
+            (loss * (float("inf") if skipped and step == 1 else 1)).backward()
+            if enter and step == (2 if skipped else 1):
+                with zero.full_params(sharded):
+                    pass
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 0:
+                with torch.no_grad():
+                    sharded.parts[1].down.weight.mul_(2)
+        return whole(sharded)
+
+    for found, wanted in zip(
+        on("2", program, enter=True), on("2", program, enter=False), strict=True
+    ):
+        assert_same_bits(found, wanted)
 
 
 @pytest.mark.slow
