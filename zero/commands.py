@@ -65,7 +65,7 @@ class MemoryCommand:
         add("--prefetch", type=int, default=1)
         add("--offload-optimizer", choices=PLACES, help="masters and states (stages 1-3)")
         add("--offload-params", choices=PLACES, help="shards of the parameters (stage 3)")
-        add("--offload-numel", type=int, default=Config.offload_numel, help="of a block of a step")
+        add("--offload-numel", type=int, help="of a block of a step, with --offload-optimizer")
         add(
             "--limit",
             type=size_nbytes,
@@ -79,6 +79,10 @@ class MemoryCommand:
         per_node = arguments.ranks_per_node
         if per_node is None:
             per_node = min(8, max(num_ranks, 1))
+        if arguments.offload_numel is None:
+            arguments.offload_numel = Config.offload_numel
+        elif arguments.offload_optimizer is None:
+            raise ValueError("--offload-numel is of the steps of --offload-optimizer: give both")
         if arguments.process is not None and arguments.limit is None:
             raise ValueError("--process counts against --limit: give both")
         model = Model(

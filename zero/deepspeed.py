@@ -2,7 +2,7 @@
 
 Every key is one of: honoured; without meaning here, whatever it says (buckets, logging); accepted
 at the value that means what zero does; or refused by its full name, also when it is unknown. A
-section with ``"enabled": false``, and the value "auto", count as absent.
+section with ``"enabled": false`` or null, and the value "auto", count as absent.
 """
 
 from __future__ import annotations
@@ -205,6 +205,8 @@ def _flatten(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any
     for key, value in section.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value.get("enabled") is False:
+            continue
+        if value is None and name in _SECTIONS:
             continue
         if isinstance(value, Mapping) and name in _SECTIONS:
             yield from _flatten(value, f"{name}.")

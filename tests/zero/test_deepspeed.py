@@ -159,6 +159,9 @@ def test_offload(caplog):
         found = zero.Config.from_deepspeed({"zero_optimization": both})
     assert found == zero.Config(offload_optimizer="nvme", offload_params="cpu", nvme_path="/local")
     assert "offload_optimizer.buffer_count" in caplog.text
+    nothing = {"stage": 3, "offload_optimizer": None, "offload_param": None}
+    found = zero.Config.from_deepspeed({"zero_optimization": nothing, "fp16": None})
+    assert found == zero.Config()
     old = {"stage": 2, "cpu_offload": True}
     found = zero.Config.from_deepspeed({"zero_optimization": old})
     assert found == zero.Config(stage=2, offload_optimizer="cpu")

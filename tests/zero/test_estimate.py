@@ -52,6 +52,7 @@ def test_one_stage_with_everything(capsys):
     [
         ("--ranks 6 --ranks-per-node 4", "4 ranks per node, 6 ranks"),
         ("--ranks 8 --ranks-per-node 0", "0 ranks per node, 8 ranks"),
+        ("--ranks 8 --offload-numel 1000", "--offload-numel is of the steps of --offload-opt"),
         ("--ranks 8 --process 1GB", "--process counts against --limit"),
         ("--ranks 8 --stage 1 --secondary node", "stage 1 does not shard parameters"),
         ("--ranks 8 --secondary 3", "secondary 3 does not divide 8 ranks"),
