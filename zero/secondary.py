@@ -191,10 +191,12 @@ class Secondary:
         self, unit: Unit, codec: Codec | None, async_op: bool
     ) -> tuple[list[Tensor], list[Any]]:
         layouts = [self._rail_layout(buffer) for buffer in unit.buffers]
-        held = self._slices[unit].held or [
-            torch.empty(layout.numel, dtype=buffer.layout.dtype)
-            for buffer, layout in zip(unit.buffers, layouts, strict=True)
-        ]
+        # Made in inference mode it could not be updated outside.
+        with torch.inference_mode(False):
+            held = self._slices[unit].held or [
+                torch.empty(layout.numel, dtype=buffer.layout.dtype)
+                for buffer, layout in zip(unit.buffers, layouts, strict=True)
+            ]
         lent = lend(self.rail, unit, async_op=async_op)
         work = self.rail.gather_layout(
             lent.shards,

@@ -163,3 +163,24 @@ def test_what_it_cannot_be_combined_with():
         zero.Config(secondary="persistent", weights="int4", secondary_codec="int4")
     assert zero.Config(secondary="persistent").weights == Codec.parse("int4")
     assert zero.Config(secondary="persistent", weights="int8").weights == Codec.parse("int8")
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_filled_in_inference_mode(prefetch):
+    """What is looked at before the first step is trained as if nobody had looked."""
+    model = make(Tower)
+    config = dataclasses.replace(CONFIG, prefetch=prefetch)
+
+    def program(comm, *, look):
+        sharded, optimizer = shard(comm, model, config)
+        if look:
+            with torch.inference_mode():
+                sharded(tokens(comm.rank, 0))
+        for step in range(2):
+            loss_of(sharded, tokens(comm.rank, step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return whole(sharded)
+
+    found, wanted = on("2x2", program, look=True), on("2x2", program, look=False)
+    assert_same_bits(found[0], wanted[0])
