@@ -70,6 +70,8 @@ def links_in_words(system: System) -> str:
         return "NVLink unknown"
     sizes = [len(island) for island in system.islands]
     if max(sizes) == 1:
+        if any(gpu.nvlinks for gpu in system.gpus) and len(sizes) > 1:
+            return "NVLink joins no GPUs"
         return "no NVLink" if len(sizes) > 1 else "one GPU"
     switched = any(gpu.switched for gpu in system.gpus)
     links = sorted({gpu.nvlinks for gpu in system.gpus if gpu.nvlinks})
