@@ -131,7 +131,9 @@ def test_under_mpirun_rank_0_tells_what_auto_takes_and_why(launch, tmp_path):
         Key("all_gather", "*:int8"): Curve((1, 2**31), (1.0, 1.0)),
         Key("all_gather", "1:int8,0:int8"): Curve((1, 2**31), (2.0, 2.0)),
     }
-    known = tuning.Tuning(world, "mpi", cost.assumed([1, 2]), curves, "measured")
+    known = tuning.Tuning(
+        world, "mpi", cost.assumed([("node", 2), ("network", 4)]), curves, "measured"
+    )
     path = tmp_path / f"{world.digest()[:16]}-mpi.json"
     tuning.write(path, tuning.to_json(known, {"date": "2026-11-30"}))
     _, found = findings(launch(*DOCTOR, "--json", num_ranks=4, env=env))
