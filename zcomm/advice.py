@@ -6,8 +6,7 @@ constants they are what a usual machine would do. An **advice** is what is, and 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from topology import Topology
@@ -52,18 +51,25 @@ def about_codecs(planner: Planner, topology: Topology) -> Iterator[Advice]:
         yield Advice(operation, found if better else f"{found}; no codec is faster", words)
 
 
-def about_cores(topology: Topology, rank: int) -> Iterator[Advice]:
-    """Say whether the ranks of this node, or their threads, are more than its cores."""
+def about_cores(affinities: Sequence[Collection[int]]) -> Iterator[Advice]:
+    """Say whether the ranks of a host, or their threads, are more than its cores.
+
+    Args:
+        affinities: of every rank of the host, the CPUs that it may run on; each has as many threads
+            as torch has here.
+    """
     import torch
 
-    ranks = next(len(group) for group in topology.levels[0].groups if rank in group)
-    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    ranks, threads = len(affinities), torch.get_num_threads()
+    cores = len({cpu for each in affinities for cpu in each})
+    # What each rank may use of the cores: its own CPUs, and no more than a fair share of all.
+    share = min(cores // ranks, *map(len, affinities))
     if ranks > cores:
-        found = f"{ranks} ranks of this node share {cores}"
+        found = f"{ranks} ranks of this host share {cores}"
         yield Advice("cores", found, "one rank a core: what a rank waits for, it computes sooner")
-    elif ranks * threads > cores:
+    elif threads > share:
         found = f"{ranks} ranks of {threads} threads share {cores}"
-        yield Advice("cores", found, f"OMP_NUM_THREADS={cores // ranks}")
+        yield Advice("cores", found, f"OMP_NUM_THREADS={share}")
 
 
 def _seconds(planner: Planner, plans: tuple[Plan, ...]) -> float:
