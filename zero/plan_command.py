@@ -51,8 +51,9 @@ class PlanCommand:
         for name, value in asdict(FITTED).items():
             text = f"part of the data sheet that is reached ({value:g})"
             add(f"--{name}-efficiency", type=float, default=value, help=text)
-        add("--json", action="store_true", help="print JSON instead of a table")
-        add(
+        shown = parser.add_mutually_exclusive_group().add_argument
+        shown("--json", action="store_true", help="print JSON instead of a table")
+        shown(
             "--sweep",
             nargs="?",
             const=Path("plan.png"),
@@ -203,7 +204,8 @@ def _sweep(
     tokens: int,
     recompute: bool,
 ) -> None:
-    rates = sorted({*SWEEP_GBIT, cluster.inter_gbit})
+    given = cluster.inter_gbit
+    rates = sorted([given, *(rate for rate in SWEEP_GBIT if not 0.7 < rate / given < 1.4)])
     lines = {}
     for name, each in rehearsed.items():
         clusters = [replace(cluster, inter_gbit=rate) for rate in rates]

@@ -92,6 +92,10 @@ FITTED = Efficiency(compute=0.789, network=0.952, inside=0.476, codec=0.229)
 """What ``python -m benchmarks.planning`` fits to the 52 figures of the ZeRO++ paper."""
 
 
+SLOWEST = 1e-3
+"""Gbit/s: no slower network is meant."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Nodes of equal devices; ``inter_gbit`` is what leaves a node, all its links together."""
@@ -106,8 +110,8 @@ class Cluster:
             raise ValueError(f"{self.nodes} nodes of {self.per_node}: both have to be 1 or more")
         if self.device not in DEVICES:
             raise ValueError(f"gpu {self.device!r} is unknown; possible: {', '.join(DEVICES)}")
-        if not 0 < self.inter_gbit < float("inf"):
-            raise ValueError(f"{self.inter_gbit} Gbit/s between nodes: has to be more than 0")
+        if not SLOWEST <= self.inter_gbit < float("inf"):
+            raise ValueError(f"{self.inter_gbit} Gbit/s between nodes: has to be {SLOWEST} or more")
 
     @property
     def size(self) -> int:

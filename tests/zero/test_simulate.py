@@ -134,6 +134,7 @@ def test_json_has_what_the_table_has(capsys):
         ("--gpu v900", "gpu 'v900' is unknown; possible: v100"),
         ("--nodes 0", "0 nodes of 2: both have to be 1 or more"),
         ("--inter-gbit nan", "nan Gbit/s between nodes"),
+        ("--inter-gbit 1e-320", "Gbit/s between nodes: has to be 0.001 or more"),
         ("--layers 0", "0 layers"),
         ("--model 1e3", "the nearest width, 64, gives"),
         ("--tokens-per-gpu 0", "--tokens-per-gpu 0: has to be 1 or more"),
@@ -147,6 +148,13 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(capsys, more, message):
     assert err.startswith("zcomm plan: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_json_and_a_picture_are_not_for_one_call(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, f"{WORDS} --json --sweep")
+    assert ended.value.code == 2
+    assert "--sweep: not allowed with argument --json" in capsys.readouterr().err
 
 
 def test_an_argument_that_is_no_number_is_one_line_too(capsys):
