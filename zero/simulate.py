@@ -54,6 +54,9 @@ SCHEMES: Mapping[str, Config] = {
     "persistent": Config(secondary="persistent", grads=("int4", "int4")),
 }
 
+STAGES: Mapping[str, Config] = {f"stage {stage}": Config(stage=stage) for stage in range(3)}
+"""Data parallelism, and what the ZeRO paper calls P_os and P_os+g."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -299,7 +302,8 @@ class Rehearsed:
             _add_busy(busy, machine, hops)
             return costs[key]
 
-        last = OPTIMIZER_NBYTES * self.model.numel / cluster.size / device.memory_bandwidth
+        owners = cluster.size if self.config.stage > 0 else 1
+        last = OPTIMIZER_NBYTES * self.model.numel / owners / device.memory_bandwidth
         seconds = clock(self.script, computing, operating) + last
         busy["compute"] = last + sum(
             computing(event) for event in self.script if isinstance(event, Compute)

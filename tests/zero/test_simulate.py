@@ -13,7 +13,9 @@ from zero.plan_command import PLAN
 from zero.rehearsal import Compute, Issue, Wait
 from zero.simulate import (
     FITTED,
+    OPTIMIZER_NBYTES,
     SCHEMES,
+    STAGES,
     Cluster,
     Efficiency,
     Rehearsed,
@@ -52,6 +54,29 @@ def test_bytes_are_the_volumes_of_the_papers(nodes, per_node):
         found = Rehearsed(model, SCHEMES[name], nodes, per_node).nbytes
         # Beside them there is padding, and the values that ranks agree on; the paper has neither.
         assert found == pytest.approx(wanted.levels, rel=0.02), name
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_bytes_of_stages_that_keep_parameters_whole(name):
+    """A reduce-scatter and a gather of 16-bit values: 2 Psi elements, each hop its part."""
+    model, nodes, per_node = Transformer(2, 2048), 3, 4
+    found = Rehearsed(model, STAGES[name], nodes, per_node).nbytes
+    inside = 4 * model.numel * (per_node - 1) / per_node
+    network = 4 * model.numel / per_node * (nodes - 1) / nodes
+    assert found == pytest.approx((inside, network), rel=0.02)
+
+
+def test_where_nothing_is_sharded_every_rank_steps_everything():
+    cluster = Cluster(2, 4, "v100", 1e9)
+    reached = Efficiency(1.0, 1.0, 1.0, 1.0)
+    replicated, sharded = (
+        Rehearsed(SMALL, STAGES[name], 2, 4).predict(cluster, reached, tokens=1)
+        for name in ("stage 0", "stage 1")
+    )
+    step = OPTIMIZER_NBYTES * SMALL.numel / 0.9e12
+    computed = replicated.busy["compute"] - sharded.busy["compute"]
+    assert computed == pytest.approx(step * (1 - 1 / 8))
+    assert replicated.memory.peak == 16 * SMALL.numel
 
 
 def test_a_step_without_a_network_is_computing():
@@ -105,6 +130,12 @@ def test_the_table_has_every_scheme_and_is_called_a_prediction(capsys):
     assert "A prediction, not a measurement" in out
     rows = [line.split() for line in out.splitlines()]
     assert [row[0] for row in rows if row and row[0] in SCHEMES] == list(SCHEMES)
+
+
+def test_stages_are_rows_where_they_are_asked_for(capsys):
+    code, out, _ = run(capsys, f"{WORDS} --json --stages")
+    assert code == 0
+    assert list(json.loads(out)["schemes"]) == [*SCHEMES, *STAGES]
 
 
 def test_memory_that_a_gpu_does_not_have_is_shown(capsys):
