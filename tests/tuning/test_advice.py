@@ -6,7 +6,7 @@ from topology import from_shape
 from topology.cost import Link, Machine, Speed
 from zcomm.advice import about_codecs, about_cores
 from zcomm.planner import Planner
-from zcomm.tuning import Tuning
+from zcomm.tuning import Tuning, assume
 
 WORLD = from_shape((2, 2))
 FAST, SLOW = Speed(1e12, 1e12), Speed(1e7, 1e7)
@@ -31,6 +31,17 @@ def test_codecs_are_named_where_the_network_is_slow():
 def test_slow_codecs_are_not():
     for one in said(SLOW, 1e8):
         assert one.found.endswith("on the network; no codec is faster")
+        assert one.better == ""
+
+
+def test_assumed_constants_are_called_so_and_name_large_gains_only():
+    planner = Planner("test", 0, assume(WORLD, "mpi"))
+    for one in about_codecs(planner, WORLD):
+        assert "64 MiB take 282 ms (assumed), most of it on the network" in one.found
+        assert "int4 73" in one.better
+    alone = from_shape((2, 1))
+    for one in about_codecs(Planner("test", 0, assume(alone, "mpi")), alone):
+        assert one.found.endswith("; measure, whether a codec is faster")
         assert one.better == ""
 
 
