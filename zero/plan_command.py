@@ -245,8 +245,8 @@ def draw(
     drawn = Figure(figsize=(8, 4.8), layout="constrained")
     axes = drawn.add_subplot()
     for number, (name, values) in enumerate(lines.items()):
-        look = {"color": _COLORS[number % len(_COLORS)], "marker": "o", "markersize": 3}
-        axes.plot(rates, values, label=name, ls="-" if name in SCHEMES else "--", **look)
+        color, style = _COLORS[number % len(_COLORS)], "-" if name in SCHEMES else "--"
+        axes.plot(rates, values, label=name, color=color, ls=style, marker="o", markersize=3)
     axes.set_xscale("log")
     axes.set_xticks(list(rates), [f"{rate:g}" for rate in rates])
     axes.set_xticks([], minor=True)
