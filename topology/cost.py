@@ -244,18 +244,30 @@ def shared(link: Link, num_ranks: int) -> Link:
     return replace(link, bandwidth=link.bandwidth / num_ranks)
 
 
-def assumed(ranks_inside: Sequence[int], *, device: bool = False) -> Machine:
+def assumed(levels: Sequence[tuple[str, int]], *, device: bool = False) -> Machine:
     """Return constants for a job of which nothing was measured.
 
+    Up to the level ``node`` ranks share memory, or NVLink: of devices in several domains in a node
+    the domains are joined by PCIe, and a domain above nodes is NVLink too. All other levels, where
+    no level is called ``node`` all but the first, are a network of 1 Gbit/s, or of 100 Gbit/s for
+    devices, one link for each node: where it is not so, measure (``zcomm tune``).
+
     Args:
-        ranks_inside: for every level, innermost first, how many ranks share one of its links; 1 at
-            level 0, which is taken to be shared memory, or NVLink, the others a network of
-            1 Gbit/s, or of 100 Gbit/s for devices: where it is not, measure (``zcomm tune``).
+        levels: name, and ranks of a group, of every level, innermost first.
         device: arrays lie on devices.
     """
-    inner = "nvlink sm80" if device else "shared memory"
-    outer = "infiniband 100gbit" if device else "ethernet 1gbit"
-    return of_links([inner] + [outer] * len(ranks_inside[1:]), ranks_inside, device=device)
+    names = [name for name, _ in levels]
+    node = names.index("node") if "node" in names else 0
+    fast = "nvlink sm80" if device else "shared memory"
+    kinds = []
+    for number, name in enumerate(names):
+        if number > node and not (device and name == "domain"):
+            kinds.append("infiniband 100gbit" if device else "ethernet 1gbit")
+        else:
+            kinds.append("pcie gen4" if device and "domain" in names[:number] else fast)
+    networks = [kind.startswith(("infiniband", "ethernet")) for kind in kinds]
+    inside = [levels[node][1] if is_network else 1 for is_network in networks]
+    return of_links(kinds, inside, device=device)
 
 
 def of_links(kinds: Sequence[str], ranks_inside: Sequence[int], *, device: bool = False) -> Machine:

@@ -26,6 +26,10 @@ PARTS: Mapping[str, type] = {
 _TYPES: Mapping[Any, Any] = {int: int, str: str, bool: bool, float: (int, float)}
 T = TypeVar("T")
 
+LARGEST = 2**63
+AMOUNTS = ("nvlinks", "link_gbytes", "gbytes", "gbit", "links", "width")
+"""Numbers that are never below 0; others are -1 where somebody did not know."""
+
 
 def to_json(system: System, *, indent: int | None = 1) -> str:
     """Return the document."""
@@ -113,6 +117,10 @@ def _read(one: type[T], item: object, where: str) -> T:
             raise TopologyError(f"{where}: unknown field {name!r}; possible: {', '.join(hints)}")
         if not _fits(value, hints[name]):
             raise TopologyError(f"{where}: {name}={value!r} is not of type {hints[name]}")
+        lowest = 0 if name in AMOUNTS else -1
+        if isinstance(value, (int, float)) and not lowest <= value < LARGEST:
+            shown = str(value)[:20]
+            raise TopologyError(f"{where}: {name}={shown}: {lowest} to 2^63 is expected")
     try:
         return one(**item)
     except TypeError as error:

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from topology import documents, nvml
@@ -116,6 +117,8 @@ def assemble(nodes: Sequence[int], hosts: Sequence[str], records: Sequence[str])
         cpus = said.get("cpus")
         numa = _numa(cpus, [cpu for cpu in joined.cpus.values() if cpu.host == host])
         ranks.append(Rank(rank, host, gpu, cpus, numa))
+        if said.get("bus") is not None and gpu is None:
+            joined.warnings.append(f"rank {rank} has GPU {said['bus']}, which NVML does not show")
     return System(
         tuple(names[host] for host in range(len(names))),
         tuple(joined.cpus.values()),
@@ -156,6 +159,7 @@ class _Joined:
         self.nics: dict[Any, Nic] = {}
         self.pci: dict[Any, Pci] = {}
         self.paths: dict[Any, Path] = {}
+        self.together: set[frozenset[Any]] = set()
         self.warnings: list[str] = []
 
     def add(self, seen: System, host: int) -> None:
@@ -169,6 +173,7 @@ class _Joined:
             keys.append((host, gpu.bus or gpu.uuid or gpu.name))
             name = f"GPU{len(self.gpus)}"
             self.gpus.setdefault(keys[-1], replace(gpu, host=host, name=name))
+        self.together |= {frozenset(pair) for pair in combinations(keys, 2)}
         for nic in seen.nics:
             keys.append((host, nic.label, nic.bus, nic.port))
             name = f"NIC{len(self.nics)}"
@@ -187,11 +192,11 @@ class _Joined:
             a, b = sorted((number_of[first], number_of[second]))
             found.append(replace(path, a=a, b=b))
         linked = {(path.a, path.b) for path in found if path.kind == "NV"}
-        refused = {(path.a, path.b) for path in found if path.kind != "NV"} - linked
-        gpus = list(self.gpus.values())
-        for b, second in enumerate(gpus):
-            for a, first in enumerate(gpus[:b]):
-                if (a, b) not in linked | refused and share_switch(first, second):
-                    links = min(first.nvlinks or 0, second.nvlinks or 0)
+        gpus = list(self.gpus.items())
+        for b, (second, two) in enumerate(gpus):
+            for a, (first, one) in enumerate(gpus[:b]):
+                judged = (a, b) in linked or frozenset((first, second)) in self.together
+                if not judged and share_switch(one, two):
+                    links = min(one.nvlinks or 0, two.nvlinks or 0)
                     found.append(Path(a, b, "NV", links, source="nvml, switch"))
         return tuple(found)

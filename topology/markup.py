@@ -90,4 +90,6 @@ def parse_xml(text: str) -> Element:
     except expat.ExpatError as error:
         words = _XML_ERRORS.sub("", str(error))
         raise TopologyError(f"line {error.lineno}: XML is damaged: {words}") from None
+    except LookupError as error:
+        raise TopologyError(f"line 1: XML is damaged: {error}") from None
     return roots[0]

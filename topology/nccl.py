@@ -19,7 +19,8 @@ from topology.relations import cpu_list, nvlink_gbytes, pair_paths, pcie_gbytes,
 from topology.system import Cpu, Gpu, Nic, Path, Pci, System
 
 SOURCE = "file NCCL XML"
-GPU_CLASSES, NIC_CLASSES, SWITCH_CLASSES = ("0x03",), ("0x02",), ("0x0680",)
+GPU_CLASSES, NIC_CLASSES = ("0x03",), ("0x02",)
+SWITCH_CLASS, CPU_BRIDGE_CLASS = "0x068000", "0x068001"
 _BUS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(\.[0-9a-f])?")
 _SPEED = re.compile(r"\s*(\d+(\.\d+)?)\s*(GT/s|gt/s)?(\s+PCIe)?\s*")
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8})*")
@@ -204,7 +205,8 @@ def _affinity(element: Element) -> str | None:
     mask = 0
     for word in text.split(","):
         mask = mask << 32 | int(word, 16)
-    return cpu_list(number for number in range(mask.bit_length()) if mask >> number & 1) or None
+    bits = reversed(f"{mask:b}")
+    return cpu_list(number for number, bit in enumerate(bits) if bit == "1") or None
 
 
 def _pci_speed(element: Element) -> tuple[float | None, int | None]:
@@ -261,6 +263,8 @@ def _fast_links(reading: _Reading, gpus: list[Gpu]) -> dict[tuple[int, int], Pat
         if peer == number:
             reading.warnings.append(f"{element.where}: a link of {gpus[number].name} to itself")
             continue
+        if element.attributes.get("tclass", "").lower().startswith(CPU_BRIDGE_CLASS):
+            continue  # POWER9: it joins a GPU and its processor, no two GPUs
         own[number] += count
         if peer is not None:
             kind = "XGMI" if element.tag == "xgmi" else "NV"
@@ -279,7 +283,7 @@ def _fast_links(reading: _Reading, gpus: list[Gpu]) -> dict[tuple[int, int], Pat
 def _is_switch(element: Element, target: str) -> bool:
     """Say whether a link ends at an NVSwitch; in virtual machines these are not to be seen."""
     pci_class = element.attributes.get("tclass", "").lower()
-    return pci_class.startswith(SWITCH_CLASSES) or target.startswith("fffffff")
+    return pci_class.startswith(SWITCH_CLASS) or target.startswith("fffffff")
 
 
 def _with_links(gpu: Gpu, total: int, to_switch: int, num_hosts: int) -> Gpu:

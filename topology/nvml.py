@@ -18,12 +18,14 @@ from topology.sysfs import short_bus
 from topology.system import Gpu, Path, System
 
 SOURCE = "nvml"
-_MAX_LINKS = ((90, 18), (80, 12), (70, 6), (60, 4))
-"""Links of a GPU from this compute capability on."""
+_MAX_LINKS = ((90, 18), (89, 0), (80, 12), (70, 6), (60, 4))
+"""Links of a GPU from this compute capability on; Ada has none."""
+_MOST = 18  # where it is not known
 _ANCESTORS: dict[Any, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _GET_SPEED, _GET_STATE = 164, 165  # fields NVML_FI_DEV_NVLINK_GET_*
 _INDEX_NVLINK, _OK, _UNKNOWN = 2, 0, 6  # NVML_P2P_*
 _GPU_KIND, _SWITCH, _COMPLETED = 0, 2, 3  # NVML_NVLINK_DEVICE_TYPE_*, NVML_GPU_FABRIC_STATE_*
+_UP = (1, 2)  # NVML_NVLINK_STATE_ACTIVE, _SLEEP: a link that saves power is none that is down
 
 
 @dataclass
@@ -93,7 +95,9 @@ class _Asking:
             return getattr(self.api, name)(*arguments)
         except Exception as error:
             words = " ".join(str(error).split()) or type(error).__name__
-            self.warnings.append(f"NVML refuses {name}: {words}")
+            warning = f"NVML refuses {name}: {words}"
+            if warning not in self.warnings:
+                self.warnings.append(warning)
             return None
 
     def maybe(self, name: str, *arguments: Any) -> Any | None:
@@ -149,12 +153,13 @@ def _optional(value: str | bytes | None) -> str | None:
 def _links(asking: _Asking, handle: Any, sm: int | None) -> _Links | None:
     """Count the active links; None where the driver does not say."""
     most = next((links for first, links in _MAX_LINKS if (sm or 0) >= first), 0)
-    states = [_state(asking, handle, link, sm or 0) for link in range(most)]
+    most = _MOST if sm is None else most
+    states = [_state(asking, handle, link, sm) for link in range(most)]
     if most and all(state is None for state in states):
         return None
     found = _Links(peers={})
     for link, state in enumerate(states):
-        if state == 1:
+        if state in _UP:
             _count(asking, handle, link, found)
     if found.active:
         speed = asking.field(handle, _GET_SPEED, 0)
@@ -162,8 +167,8 @@ def _links(asking: _Asking, handle: Any, sm: int | None) -> _Links | None:
     return found
 
 
-def _state(asking: _Asking, handle: Any, link: int, sm: int) -> int | None:
-    if sm >= 90:
+def _state(asking: _Asking, handle: Any, link: int, sm: int | None) -> int | None:
+    if sm is None or sm >= 90:
         state = asking.field(handle, _GET_STATE, link)
         if state is not None:
             return state
@@ -206,19 +211,47 @@ def _paths(
     paths, warnings = pair_paths(gpus, counted, SOURCE)
     paths = [path for path in paths if _usable(asking, handles, gpus, path, warnings)]
     known = {(path.a, path.b) for path in paths}
+    uncounted = []
     for a, b in combinations(range(len(gpus)), 2):
         status = _status(asking, handles[a], handles[b])
         if status == _OK and (a, b) not in known and not (gpus[a].mig or gpus[b].mig):
             paths.append(Path(a, b, "NV", 1, source=f"{SOURCE} p2p status"))
-            warnings.append(
-                f"{gpus[a].name} and {gpus[b].name} are joined by NVLink, NVML does not say by how "
-                "many links: 1 is taken"
-            )
+            uncounted.append(f"{gpus[a].name}-{gpus[b].name}")
         name = "nvmlDeviceGetTopologyCommonAncestor"
         kind = _ANCESTORS.get(asking.maybe(name, handles[a], handles[b]))
         if kind is not None:
             paths.append(Path(a, b, kind, source=f"{SOURCE} common ancestor"))
-    return paths, warnings
+    if uncounted:
+        warnings.append(
+            f"NVLink joins {_few(uncounted)}, NVML does not say by how many links: 1 is taken"
+        )
+    return paths, warnings + _unused(asking, handles, gpus, links, paths)
+
+
+def _unused(
+    asking: _Asking,
+    handles: list[Any],
+    gpus: list[Gpu],
+    links: list[_Links | None],
+    paths: list[Path],
+) -> list[str]:
+    """Name the GPUs whose links may join GPUs of this host, which NVML does not say."""
+    joined = {end for path in paths if path.kind == "NV" for end in (path.a, path.b)}
+    lonely = []
+    for number, found in enumerate(links):
+        others = [handle for other, handle in enumerate(handles) if other != number]
+        silent = {_status(asking, handles[number], other) for other in others} & {None, _UNKNOWN}
+        open_ended = found is None or (found.active > 0 and not found.to_switch)
+        if number not in joined and open_ended and silent:
+            lonely.append(gpus[number].name)
+    if not lonely:
+        return []
+    return [f"NVML does not say whether NVLink joins {_few(lonely)} to others: it is not used"]
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{', '.join(names[:8])}{more}"
 
 
 def _status(asking: _Asking, first: Any, second: Any) -> int | None:

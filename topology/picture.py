@@ -5,6 +5,7 @@ NICs, a colour for each rail, and below all nodes the network. Links of a switch
 the island, also where it spans nodes; direct links are curves, as thick as they are many.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,11 @@ RAILS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6
 GREEN, PALE_GREEN, GREY, PALE_GREY, INK = "#3ca951", "#e6f4e9", "#8c959f", "#f6f8fa", "#24292f"
 MAX_HOSTS = 4
 MAX_UNITS = 16
+"""Of a node, and of all nodes side by side: more are too small to be read on a slide."""
+UNITS_OF_SEVERAL = 8
+"""Of a node, where there are several nodes."""
 UNIT, GAP, MARGIN, HEIGHT = 58, 14, 24, 40
-TOP_OF_NODE, TOP_OF_UNITS, TOP_OF_NICS = 76, 196, 296
+TOP_OF_NODE, ROOM_FOR_NAME, ROOM_FOR_LINKS, ROOM_FOR_RAILS = 76, 44, 76, 100
 
 
 @dataclass
@@ -28,6 +32,12 @@ class _Layout:
     nics: dict[int, float] = field(default_factory=dict)
     hosts: dict[int, tuple[float, float]] = field(default_factory=dict)
     islands: list[tuple[int, ...]] = field(default_factory=list)
+    top_of_units: float = TOP_OF_NODE + ROOM_FOR_NAME
+
+    @property
+    def top_of_nics(self) -> float:
+        """The upper edge of the NICs."""
+        return self.top_of_units + ROOM_FOR_RAILS
 
 
 def svg(system: System, title: str) -> str:
@@ -45,10 +55,10 @@ def png(system: System, title: str, path: Path) -> None:
 
 
 def draw(system: System, title: str) -> Sheet:
-    """Return the shapes: at most ``MAX_HOSTS`` nodes of at most ``MAX_UNITS`` GPUs or ranks."""
+    """Return the shapes: at most ``MAX_HOSTS`` nodes, and ``MAX_UNITS`` GPUs or ranks."""
     layout = _layout(system)
     width = max((right for _, right in layout.hosts.values()), default=0) + MARGIN
-    lines = _wrapped(title, int(max(width, 560) / 9.5))
+    lines = _wrapped(title, int(max(width, 560) / 8.5))
     width = max(width, 560)
     shapes: list[Shape] = [
         Words(MARGIN, 30 + 18 * number, line, 14, INK, bold=number == 0)
@@ -58,18 +68,20 @@ def draw(system: System, title: str) -> Sheet:
     shapes += _islands(system, layout)
     shapes += _rails(system, layout)
     shapes += _units(system, layout)
-    has_nics = bool(layout.nics)
-    bottom = (TOP_OF_NICS if has_nics else TOP_OF_UNITS) + HEIGHT + 34
+    bottom = (layout.top_of_nics if layout.nics else layout.top_of_units) + HEIGHT + 34
     shapes += _network(system, layout, bottom)
     return Sheet(width, bottom + 60, shapes)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
+    """Break a text behind commas, but not in brackets; what is longer than a line, at blanks."""
     lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
+    for clause in re.split(r"(?<=,) (?![^(]*\))", text):
+        words = [clause] if len(clause) < width else clause.split()
+        for word in words:
+            if lines[-1] and len(lines[-1]) + len(word) >= width:
+                lines.append("")
+            lines[-1] = f"{lines[-1]} {word}".strip()
     return lines
 
 
@@ -80,26 +92,39 @@ def _hosts_of_units(system: System) -> list[int]:
 def _layout(system: System) -> _Layout:
     layout = _Layout()
     layout.islands = _groups(system)
+    if any(system.nvlink.values()):
+        layout.top_of_units += ROOM_FOR_LINKS
     host_of = _hosts_of_units(system)
+    num_hosts, most = _shown(system, host_of)
     left = float(MARGIN)
-    for host in range(min(len(system.hosts), MAX_HOSTS)):
+    for host in range(num_hosts):
         x = left + GAP
         for island in layout.islands:
             here = [unit for unit in island if host_of[unit] == host]
-            room = MAX_UNITS - sum(1 for unit in layout.units if host_of[unit] == host)
+            room = most - sum(1 for unit in layout.units if host_of[unit] == host)
             for unit in here[:room]:
                 layout.units[unit] = x
                 x += UNIT + GAP
             x += GAP if here[:room] and len(layout.islands) > 1 else 0
         right = max(x, left + 4 * (UNIT + GAP))
         first = len(system.gpus)
-        nics = [first + n for n, nic in enumerate(system.nics) if nic.host == host][:MAX_UNITS]
+        nics = [first + n for n, nic in enumerate(system.nics) if nic.host == host]
+        nics = _by_gpu(system, nics)[:most]
         right = max(right, left + GAP + len(nics) * (UNIT + GAP))
-        for nic, place in zip(_by_gpu(system, nics), _spread(left, right, len(nics)), strict=True):
+        for nic, place in zip(nics, _spread(left, right, len(nics)), strict=True):
             layout.nics[nic] = place
         layout.hosts[host] = left, right
         left = right + 2 * GAP
     return layout
+
+
+def _shown(system: System, host_of: Sequence[int]) -> tuple[int, int]:
+    """Return how many nodes are drawn, and how many GPUs or ranks of each at most."""
+    largest = max((host_of.count(host) for host in range(len(system.hosts))), default=0)
+    if len(system.hosts) == 1:
+        return 1, MAX_UNITS
+    each = min(max(largest, 1), UNITS_OF_SEVERAL)
+    return min(len(system.hosts), MAX_HOSTS, MAX_UNITS // each), UNITS_OF_SEVERAL
 
 
 def _groups(system: System) -> list[tuple[int, ...]]:
@@ -121,7 +146,8 @@ def _spread(left: float, right: float, number: int) -> list[float]:
 
 
 def _nodes(system: System, layout: _Layout) -> Iterator[Shape]:
-    height = (TOP_OF_NICS if layout.nics else TOP_OF_UNITS) + HEIGHT + 16 - TOP_OF_NODE
+    top = layout.top_of_nics if layout.nics else layout.top_of_units
+    height = top + HEIGHT + 16 - TOP_OF_NODE
     host_of = _hosts_of_units(system)
     for host, (left, right) in layout.hosts.items():
         yield Box(left, TOP_OF_NODE, right - left, height, PALE_GREY, GREY, 10)
@@ -139,7 +165,7 @@ def _islands(system: System, layout: _Layout) -> Iterator[Shape]:
         left, right = min(places) - 7, max(places) + UNIT + 7
         pale = PALE_GREEN if system.gpus else "#ffffff"
         line = GREEN if system.gpus else GREY
-        yield Box(left, TOP_OF_UNITS - 7, right - left, HEIGHT + 14, pale, line, 8)
+        yield Box(left, layout.top_of_units - 7, right - left, HEIGHT + 14, pale, line, 8)
     switched = [gpu.switched for gpu in system.gpus]
     for island in layout.islands:
         shown = [unit for unit in island if unit in layout.units]
@@ -151,9 +177,9 @@ def _islands(system: System, layout: _Layout) -> Iterator[Shape]:
 def _switch(system: System, layout: _Layout, island: Sequence[int]) -> Iterator[Shape]:
     """Draw the bar in which the links of an island meet."""
     places = [layout.units[unit] for unit in island]
-    left, right, y = min(places), max(places) + UNIT, TOP_OF_UNITS - 70
+    left, right, y = min(places), max(places) + UNIT, layout.top_of_units - 70
     for place in places:
-        yield Line(place + UNIT / 2, y + 24, place + UNIT / 2, TOP_OF_UNITS, GREEN, 4)
+        yield Line(place + UNIT / 2, y + 24, place + UNIT / 2, layout.top_of_units, GREEN, 4)
     yield Box(left, y, right - left, 26, GREEN, radius=5)
     links = system.gpus[island[0]].nvlinks
     gbytes = system.gpus[island[0]].gbytes
@@ -169,7 +195,15 @@ def _curves(system: System, layout: _Layout) -> Iterator[Shape]:
             if a < b and a in layout.units and b in layout.units and not system.gpus[a].switched:
                 x1, x2 = (layout.units[unit] + UNIT / 2 for unit in (a, b))
                 bend = 12 + min(60, abs(x2 - x1) / 9)
-                yield Line(x1, TOP_OF_UNITS, x2, TOP_OF_UNITS, GREEN, 1 + 0.8 * min(links, 4), bend)
+                yield Line(
+                    x1,
+                    layout.top_of_units,
+                    x2,
+                    layout.top_of_units,
+                    GREEN,
+                    1 + 0.8 * min(links, 4),
+                    bend,
+                )
 
 
 def _rails(system: System, layout: _Layout) -> Iterator[Shape]:
@@ -177,7 +211,12 @@ def _rails(system: System, layout: _Layout) -> Iterator[Shape]:
         if nic in layout.nics and gpu in layout.units:
             x1, x2 = layout.units[gpu] + UNIT / 2, layout.nics[nic] + UNIT / 2
             yield Line(
-                x1, TOP_OF_UNITS + HEIGHT, x2, TOP_OF_NICS, _colour(system, layout, nic), 2.5
+                x1,
+                layout.top_of_units + HEIGHT,
+                x2,
+                layout.top_of_nics,
+                _colour(system, layout, nic),
+                2.5,
             )
 
 
@@ -196,12 +235,14 @@ def _units(system: System, layout: _Layout) -> Iterator[Shape]:
         if rank.gpu is not None:
             ranks_of.setdefault(rank.gpu, []).append(str(rank.rank))
     for unit, x in layout.units.items():
-        yield Box(x, TOP_OF_UNITS, UNIT, HEIGHT, "#ffffff", GREEN if system.gpus else INK)
+        yield Box(x, layout.top_of_units, UNIT, HEIGHT, "#ffffff", GREEN if system.gpus else INK)
         name = system.gpus[unit].name if system.gpus else f"rank {unit}"
         ranks = ",".join(ranks_of.get(unit, ()))
-        yield Words(x + UNIT / 2, TOP_OF_UNITS + (18 if ranks else 24), name, 11, INK, "middle")
+        yield Words(
+            x + UNIT / 2, layout.top_of_units + (18 if ranks else 24), name, 11, INK, "middle"
+        )
         if ranks:
-            yield Words(x + UNIT / 2, TOP_OF_UNITS + 32, f"rank {ranks}", 9, GREY, "middle")
+            yield Words(x + UNIT / 2, layout.top_of_units + 32, f"rank {ranks}", 9, GREY, "middle")
     for nic, x in layout.nics.items():
         yield from _nic(system, layout, nic, x)
 
@@ -209,10 +250,10 @@ def _units(system: System, layout: _Layout) -> Iterator[Shape]:
 def _nic(system: System, layout: _Layout, number: int, x: float) -> Iterator[Shape]:
     nic = system.devices[number]
     assert not isinstance(nic, Gpu)
-    yield Box(x, TOP_OF_NICS, UNIT, HEIGHT, "#ffffff", _colour(system, layout, number))
-    yield Words(x + UNIT / 2, TOP_OF_NICS + 17, _short(nic), 10, INK, "middle")
+    yield Box(x, layout.top_of_nics, UNIT, HEIGHT, "#ffffff", _colour(system, layout, number))
+    yield Words(x + UNIT / 2, layout.top_of_nics + 17, _short(nic), 10, INK, "middle")
     speed = f"{nic.gbit:g} Gbit/s" if nic.gbit else ""
-    yield Words(x + UNIT / 2, TOP_OF_NICS + 31, speed, 8, GREY, "middle")
+    yield Words(x + UNIT / 2, layout.top_of_nics + 31, speed, 8, GREY, "middle")
 
 
 def _short(nic: Nic) -> str:
@@ -228,12 +269,14 @@ def _network(system: System, layout: _Layout, y: float) -> Iterator[Shape]:
     for nic, x in layout.nics.items():
         if nic in system.rails or not system.gpus:
             middle = x + UNIT / 2
-            yield Line(middle, TOP_OF_NICS + HEIGHT, middle, y, _colour(system, layout, nic), 2.5)
+            yield Line(
+                middle, layout.top_of_nics + HEIGHT, middle, y, _colour(system, layout, nic), 2.5
+            )
     if not layout.nics:
         for start, end in layout.hosts.values():
             middle = (start + end) / 2
-            yield Line(middle, TOP_OF_UNITS + HEIGHT + 16, middle, y, GREY, 2.5)
+            yield Line(middle, layout.top_of_units + HEIGHT + 16, middle, y, GREY, 2.5)
     yield Box(left, y, right - left, 28, "#d0d7de", radius=5)
     hidden = len(system.hosts) - len(layout.hosts)
-    words = "network" + (f" (and {hidden} more nodes)" if hidden else "")
+    words = "network" + (f" (and {hidden} more node{'s' * (hidden > 1)})" if hidden else "")
     yield Words((left + right) / 2, y + 19, words, 12, INK, "middle", bold=True)

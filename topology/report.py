@@ -47,11 +47,11 @@ def _count_on(system: System, devices: set[int], host: int) -> int:
 def _size(system: System) -> str:
     num_hosts = len(system.hosts)
     nodes = f"{num_hosts} node{'s' if num_hosts > 1 else ''}"
-    what = "GPU" if system.gpus else "ranks on CPUs"
     placed = [gpu.host for gpu in system.gpus] or [rank.host for rank in system.ranks]
     if not placed:
         return f"{nodes} without a GPU"
     counts = [placed.count(host) for host in range(num_hosts)]
+    what = "GPU" if system.gpus else f"rank{'s' if max(counts) > 1 else ''} on CPUs"
     each = " + ".join(map(str, counts[:8])) + (" + …" if num_hosts > 8 else "")
     size = f"{nodes} x {counts[0]}" if len(set(counts)) == 1 else f"{nodes}: {each}"
     return f"{size} {what}{_model(system)}"
@@ -70,6 +70,8 @@ def links_in_words(system: System) -> str:
         return "NVLink unknown"
     sizes = [len(island) for island in system.islands]
     if max(sizes) == 1:
+        if any(gpu.nvlinks for gpu in system.gpus) and len(sizes) > 1:
+            return "NVLink joins no GPUs"
         return "no NVLink" if len(sizes) > 1 else "one GPU"
     switched = any(gpu.switched for gpu in system.gpus)
     links = sorted({gpu.nvlinks for gpu in system.gpus if gpu.nvlinks})

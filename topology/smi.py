@@ -15,11 +15,12 @@ from topology.errors import TopologyError
 from topology.system import CPU_LIST, KINDS, Cpu, Gpu, Nic, Path, System
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_GPU = re.compile(r"GPU(0|[1-9]\d{0,4})")
-_CELL = re.compile(r"X|NV([1-9]\d?)|PIX|PXB|PHB|NODE|SYS|SOC")
+_GPU = re.compile(r"GPU(0|[1-9][0-9]{0,4})")
+_CELL = re.compile(r"X|NV([1-9][0-9]?)|PIX|PXB|PHB|NODE|SYS|SOC")
 _P2P = re.compile(r"OK|CNS|GNS|TNS|NS|DR|U")
 _LEGEND = re.compile(r"(\S+): +(\S+)")
-_AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+_AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID", "NIC Affinity")
+_COLUMN = re.compile("|".join(_AFFINITIES))
 _POSSIBLE = "possible: X, NV#, PIX, PXB, PHB, NODE, SYS"
 MAX_LINKS_OF_A_GPU = 18
 """No GPU until today has more: where the cells of a row add up to more, a switch shares them."""
@@ -50,7 +51,7 @@ def parse_matrix(text: str, host: str = "") -> System:
         raise TopologyError("no header of GPUs as `nvidia-smi topo -m` prints it")
     names = _header(lines[start])
     _check_names(names)
-    columns = [name for name in _AFFINITIES if name in lines[start]]
+    columns = _COLUMN.findall(lines[start])
     rows, end = _rows(lines, start + 1, names, len(columns))
     if any(_header(line) for line in lines[end:]):
         raise TopologyError("the text holds two matrices; one host is expected")
@@ -66,11 +67,11 @@ def _lines(text: str) -> list[str]:
 
 def _header(line: str) -> list[str]:
     """Return the devices of a header, nothing where the line is none."""
-    words = line.partition("CPU Affinity")[0].split()
+    words = _COLUMN.split(line, maxsplit=1)[0].split()
     if not words or not _GPU.fullmatch(words[0]):
         return []
     has_cells = len(words) > 1 and (_CELL.fullmatch(words[1]) or _P2P.fullmatch(words[1]))
-    alone = len(words) == 1 and "CPU Affinity" not in line
+    alone = len(words) == 1 and not _COLUMN.search(line)
     return [] if has_cells or alone else words
 
 
@@ -99,23 +100,21 @@ def _rows(
             continue
         label = words[0]
         if label not in names:
+            _explain(lines[number - 1], number, names, rows)
             break
         if label in rows:
             raise TopologyError(f"row {label!r} is there twice (line {number})")
         rows[label] = _row(words, names, num_affinities, number)
-    if len(rows) < len(names):
-        _explain(lines, number, names, rows)
     return rows, number
 
 
-def _explain(
-    lines: Sequence[str], number: int, names: Sequence[str], rows: dict[str, _Row]
-) -> None:
+def _explain(line: str, number: int, names: Sequence[str], rows: dict[str, _Row]) -> None:
     """Raise for the line that ended the rows too early, if it is to blame."""
     expected = next(name for name in names if name not in rows)
-    line = lines[number - 1].strip() if number <= len(lines) and number > 0 else ""
-    if line and not line.startswith("Legend"):
-        raise TopologyError(f"row {expected!r} is expected in line {number}, got {line[:60]!r}")
+    if not line.strip().startswith("Legend"):
+        raise TopologyError(
+            f"row {expected!r} is expected in line {number}, got {line.strip()[:60]!r}"
+        )
 
 
 def _row(words: Sequence[str], names: Sequence[str], num_affinities: int, line: int) -> _Row:
@@ -124,6 +123,7 @@ def _row(words: Sequence[str], names: Sequence[str], num_affinities: int, line: 
     for name, cell in zip(names, cells, strict=False):
         if not _CELL.fullmatch(cell):
             hint = "; this is a matrix of `topo -p2p`" if _P2P.fullmatch(cell) else ""
+            hint = "; `rocm-smi` writes numbers, XML of RCCL is read" if cell == "0" else hint
             raise TopologyError(f"{where}: {cell!r} under {name}; {_POSSIBLE}{hint}")
         if (cell == "X") != (name == label):
             raise TopologyError(f"{where}: {cell!r} under {name}; X belongs under {label} only")
@@ -154,13 +154,14 @@ def _system(
 ) -> System:
     order = sorted(names, key=lambda name: not _GPU.fullmatch(name))
     num_gpus = sum(1 for name in names if _GPU.fullmatch(name))
+    column = {name: number for number, name in enumerate(names)}
     warnings: list[str] = []
     paths = []
     for b, second in enumerate(order):
         for a, first in enumerate(order[:b]):
-            cell = _agreed(rows, names, first, second, warnings)
+            cell = _agreed(rows, column, first, second, warnings)
             paths.append(Path(a, b, _kind(cell), _links(cell), source="file topo -m"))
-    gpus = tuple(_gpu(rows[name], order[:num_gpus], names, columns) for name in order[:num_gpus])
+    gpus = tuple(_gpu(rows[name], order[:num_gpus], column, columns) for name in order[:num_gpus])
     for gpu in gpus:
         short = len(columns) - len(rows[gpu.name].affinities)
         if short:
@@ -175,11 +176,11 @@ def _system(
 
 
 def _agreed(
-    rows: dict[str, _Row], names: Sequence[str], first: str, second: str, warnings: list[str]
+    rows: dict[str, _Row], column: dict[str, int], first: str, second: str, warnings: list[str]
 ) -> str:
     """Return the cell of a pair; of two that differ the worse, and a warning."""
-    there = rows[first].cells[names.index(second)]
-    back = rows[second].cells[names.index(first)]
+    there = rows[first].cells[column[second]]
+    back = rows[second].cells[column[first]]
     if there == back:
         return there
     worse = max(there, back, key=lambda cell: (KINDS.index(_kind(cell)), -_links(cell)))
@@ -198,8 +199,8 @@ def _links(cell: str) -> int:
     return int(cell[2:]) if cell.startswith("NV") else 0
 
 
-def _gpu(row: _Row, gpus: Sequence[str], names: Sequence[str], columns: Sequence[str]) -> Gpu:
-    links = [_links(row.cells[names.index(name)]) for name in gpus]
+def _gpu(row: _Row, gpus: Sequence[str], column: dict[str, int], columns: Sequence[str]) -> Gpu:
+    links = [_links(row.cells[column[name]]) for name in gpus]
     switched = sum(links) > MAX_LINKS_OF_A_GPU
     said = dict(zip(columns, row.affinities, strict=False))
     cpus = said.get("CPU Affinity", "N/A")

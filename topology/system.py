@@ -32,7 +32,7 @@ FAST = ("NV", "XGMI")
 """Kinds that do not pass PCIe."""
 
 
-CPU_LIST = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*")
+CPU_LIST = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", re.ASCII)
 """CPUs as the kernel writes them."""
 
 

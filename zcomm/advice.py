@@ -6,8 +6,7 @@ constants they are what a usual machine would do. An **advice** is what is, and 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from topology import Topology
@@ -20,8 +19,9 @@ OPERATIONS = ("all_gather", "reduce_scatter")
 CODECS = ("int8", "int4")
 NBYTES = 2**26
 
-WORTH = 1.1
-"""A codec is named where the operation is so much faster with it."""
+WORTH, WORTH_ASSUMED = 1.1, 1.75
+"""A codec is named where the operation is so much faster with it; of constants that nobody has
+measured, which may be wrong by as much, only a large gain is believed."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,42 @@ def about_codecs(planner: Planner, topology: Topology) -> Iterator[Advice]:
     for operation in OPERATIONS:
         exact = planner.executed(operation, tensor, None)
         now = _seconds(planner, exact)
-        found = f"64 MiB take {_ms(now)}, most of it {_waits_for(planner, exact, topology)}"
+        measured = planner.tuning.measured
+        source = "" if measured else " (assumed)"
+        waits = _waits_for(planner, exact, topology)
+        found = f"64 MiB take {_ms(now)}{source}, most of it {waits}"
         coded = {
             codec: _seconds(planner, planner.executed(operation, tensor, codec)) for codec in CODECS
         }
         better = [
             f"{codec} {_ms(seconds)} ({now / seconds:.1f} times as fast)"
             for codec, seconds in coded.items()
-            if now / seconds >= WORTH
+            if now / seconds >= (WORTH if measured else WORTH_ASSUMED)
         ]
         words = f"with a codec: {', '.join(better)}" if better else ""
-        yield Advice(operation, found if better else f"{found}; no codec is faster", words)
+        none = "no codec is faster" if measured else "measure, whether a codec is faster"
+        yield Advice(operation, found if better else f"{found}; {none}", words)
 
 
-def about_cores(topology: Topology, rank: int) -> Iterator[Advice]:
-    """Say whether the ranks of this node, or their threads, are more than its cores."""
+def about_cores(affinities: Sequence[Collection[int]]) -> Iterator[Advice]:
+    """Say whether the ranks of a host, or their threads, are more than its cores.
+
+    Args:
+        affinities: of every rank of the host, the CPUs that it may run on; each has as many threads
+            as torch has here.
+    """
     import torch
 
-    ranks = next(len(group) for group in topology.levels[0].groups if rank in group)
-    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    ranks, threads = len(affinities), torch.get_num_threads()
+    cores = len({cpu for each in affinities for cpu in each})
+    # What each rank may use of the cores: its own CPUs, and no more than a fair share of all.
+    share = min(cores // ranks, *map(len, affinities))
     if ranks > cores:
-        found = f"{ranks} ranks of this node share {cores}"
+        found = f"{ranks} ranks of this host share {cores}"
         yield Advice("cores", found, "one rank a core: what a rank waits for, it computes sooner")
-    elif ranks * threads > cores:
+    elif threads > share:
         found = f"{ranks} ranks of {threads} threads share {cores}"
-        yield Advice("cores", found, f"OMP_NUM_THREADS={cores // ranks}")
+        yield Advice("cores", found, f"OMP_NUM_THREADS={share}")
 
 
 def _seconds(planner: Planner, plans: tuple[Plan, ...]) -> float:

@@ -7,6 +7,8 @@ harm the others. Do not assume MPI or torch here: ``zcomm doctor`` is for machin
 """
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -124,7 +126,13 @@ def run(name: str, command: Command | EntryPoint, words: Sequence[str]) -> int:
         loaded: Command = load(command)
         parser = Parser(prog=f"zcomm {name}", description=loaded.help)
         loaded.add_arguments(parser)
-        return loaded.run(parser.parse_args(words))
+        code = loaded.run(parser.parse_args(words))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough: what is left must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (ZcommError, ValueError, OSError) as error:
         print(f"zcomm {name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -214,9 +215,20 @@ def _topology(world: Any) -> Iterator[Finding]:
     spec = environment.text("ZCOMM_TOPOLOGY")
     found = topology.parse(spec, world.size) if spec else topology.discover(world)
     yield Finding("topology", found.describe())
+    affinities = _affinities(world)
     if world.rank == 0 and found.size > 1:
         yield from _guarded("algorithms", lambda: _algorithms(found))
-        yield from _guarded("cores", lambda: _advised(about_cores(found, world.rank)))
+        yield from _guarded("cores", lambda: _advised(about_cores(affinities)))
+
+
+def _affinities(world: Any) -> list[set[int]]:
+    """Return the CPUs of all ranks of this host, whatever nodes a topology makes of them."""
+    node = world.Split_type(_shared_type())
+    try:
+        found: list[set[int]] = node.allgather(os.sched_getaffinity(0))
+    finally:
+        node.Free()
+    return found
 
 
 def _algorithms(found: topology.Topology) -> Iterator[Finding]:

@@ -18,9 +18,10 @@ from zcomm.plan import Hop, Plan
 def predict(machine: cost.Machine, plan: Plan, transport: str, part: float = 1.0) -> float:
     """Return the seconds of a plan, or of one like it with this part of its elements."""
     if _fits(plan, part):
-        nbytes = part * sum(message.wire_nbytes for message in plan.messages(0, 0))
-        slowest = min(link.bandwidth for link in machine.links)
-        return machine.call + nbytes / slowest
+        crossed = [
+            part * each.nbytes / machine.links[each.level].bandwidth for each in _sends(plan, 0)
+        ]
+        return machine.call + max(crossed, default=0.0)
     cut = cost.Pieces()
     if transport != "nccl":
         number = max(round(part * pieces.count(plan)), 1)

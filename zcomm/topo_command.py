@@ -61,11 +61,11 @@ def look() -> System:
 
 
 def show(system: System, arguments: argparse.Namespace) -> None:
-    """Print the system and write the files that were asked for."""
-    print(documents.to_json(system) if arguments.json else report(system))
+    """Write the files that were asked for, and print the system."""
     if arguments.svg:
         arguments.svg.write_text(picture.svg(system, verdict(system)), encoding="utf-8")
     if arguments.png:
         picture.png(system, verdict(system), arguments.png)
     if arguments.xml:
         arguments.xml.write_text(write_nccl(system), encoding="utf-8")
+    print(documents.to_json(system) if arguments.json else report(system))

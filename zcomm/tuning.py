@@ -153,8 +153,8 @@ def size_of(plans: Plans) -> int:
 
 def assume(topology: Topology, transport: str) -> Tuning:
     """Return a tuning of which nothing was measured."""
-    inside = [1, *(len(level.groups[0]) for level in topology.levels[:-1])]
-    machine = cost.assumed(inside, device=transport == "nccl")
+    levels = [(level.name, max(map(len, level.groups))) for level in topology.levels]
+    machine = cost.assumed(levels, device=transport == "nccl")
     return Tuning(topology, transport, machine)
 
 

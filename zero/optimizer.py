@@ -156,7 +156,7 @@ class Stepper:
             return args, kwargs
         self._consecutive = 0
         if self._config.stage == 0:
-            self._gather_gradients()
+            self.gather_gradients()
         if self._blocks is None:
             self._unscale()
         else:
@@ -231,7 +231,7 @@ class Stepper:
                 f" max_skipped_steps is {self._config.max_skipped_steps}"
             )
 
-    def _gather_gradients(self) -> None:
+    def gather_gradients(self) -> None:
         """Stage 0: give every rank the gradients of all runs."""
         flags = [flag for buffer in self._buffers for flag in slots_with_gradient(buffer)]
         anywhere = iter(any_rank(self._comm, flags))

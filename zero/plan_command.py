@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from zcomm.errors import ZcommError
+from zero.config import Config
 from zero.simulate import (
     DEVICES,
     FITTED,
     SCHEMES,
+    STAGES,
     Cluster,
     Efficiency,
     Prediction,
@@ -47,12 +49,14 @@ class PlanCommand:
         add("--tokens-per-gpu", type=int, required=True, help="in a step")
         add("--gpu", default="h200", help=f"one of {', '.join(DEVICES)} (h200)")
         add("--prefetch", type=int, default=1, help="as in zero.Config (1)")
+        add("--stages", action="store_true", help="stages 0, 1 and 2 without codecs too")
         add("--no-recompute", action="store_true", help="no activation checkpointing")
         for name, value in asdict(FITTED).items():
             text = f"part of the data sheet that is reached ({value:g})"
             add(f"--{name}-efficiency", type=float, default=value, help=text)
-        add("--json", action="store_true", help="print JSON instead of a table")
-        add(
+        shown = parser.add_mutually_exclusive_group().add_argument
+        shown("--json", action="store_true", help="print JSON instead of a table")
+        shown(
             "--sweep",
             nargs="?",
             const=Path("plan.png"),
@@ -73,7 +77,8 @@ class PlanCommand:
                 raise ValueError(
                     f"--tokens-per-gpu {arguments.tokens_per_gpu}: has to be 1 or more"
                 )
-            rehearsed = rehearse_schemes(model, cluster, arguments.prefetch)
+            schemes = {**SCHEMES, **STAGES} if arguments.stages else SCHEMES
+            rehearsed = rehearse_schemes(model, cluster, arguments.prefetch, schemes)
         except ValueError as error:
             print(f"zcomm plan: {error}", file=sys.stderr)
             return 2
@@ -104,16 +109,19 @@ def _efficiency(arguments: argparse.Namespace) -> Efficiency:
 
 
 def rehearse_schemes(
-    model: Transformer, cluster: Cluster, prefetch: int = 1
+    model: Transformer,
+    cluster: Cluster,
+    prefetch: int = 1,
+    schemes: Mapping[str, Config] = SCHEMES,
 ) -> dict[str, Rehearsed]:
-    """Return a step of every scheme, by its name.
+    """Return a step of every scheme, by its name; units are gathered ahead in stage 3 only.
 
     Raises:
         ValueError: a prefetch below 0.
     """
     return {
         name: Rehearsed(model, replace(config, prefetch=prefetch), cluster.nodes, cluster.per_node)
-        for name, config in SCHEMES.items()
+        for name, config in schemes.items()
     }
 
 
@@ -203,7 +211,8 @@ def _sweep(
     tokens: int,
     recompute: bool,
 ) -> None:
-    rates = sorted({*SWEEP_GBIT, cluster.inter_gbit})
+    given = cluster.inter_gbit
+    rates = sorted([given, *(rate for rate in SWEEP_GBIT if not 0.7 < rate / given < 1.4)])
     lines = {}
     for name, each in rehearsed.items():
         clusters = [replace(cluster, inter_gbit=rate) for rate in rates]
@@ -235,8 +244,9 @@ def draw(
         ) from None
     drawn = Figure(figsize=(8, 4.8), layout="constrained")
     axes = drawn.add_subplot()
-    for (name, values), color in zip(lines.items(), _COLORS, strict=True):
-        axes.plot(rates, values, label=name, color=color, marker="o", markersize=3)
+    for number, (name, values) in enumerate(lines.items()):
+        color, style = _COLORS[number % len(_COLORS)], "-" if name in SCHEMES else "--"
+        axes.plot(rates, values, label=name, color=color, ls=style, marker="o", markersize=3)
     axes.set_xscale("log")
     axes.set_xticks(list(rates), [f"{rate:g}" for rate in rates])
     axes.set_xticks([], minor=True)

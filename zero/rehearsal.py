@@ -17,10 +17,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from topology import Topology
-from zcomm import Communicator
+from zcomm import Codec, Communicator
 from zcomm.hops import CodecSpec
 from zcomm.layout import Layout
 from zcomm.plan import Plan
@@ -31,7 +31,7 @@ from zero.config import Config
 from zero.engine import Engine
 from zero.hops import TwoHops
 from zero.layout import BufferLayout, UnitModules, lay_out
-from zero.secondary import groups_of
+from zero.secondary import Secondary, groups_of
 from zero.shard import assemble, make_unit, without_differences
 from zero.unit import Buffer, Unit
 
@@ -194,6 +194,16 @@ class _WithoutResiduals(TwoHops):
         pass
 
 
+class _WithoutCodes(Secondary):
+    """Codes are values; their number follows from the layouts."""
+
+    def _encode(self, unit: Unit, codec: Codec) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def _decode(self, *unused: object) -> None:
+        pass
+
+
 def rehearse(
     units: Sequence[UnitModules],
     config: Config,
@@ -207,20 +217,14 @@ def rehearse(
     Args:
         units: of any model, see :func:`zero.layout.find_units`; parameters are read for their
             shapes and dtypes only. Units are called in their order, the root around them.
-        config: of stage 3.
+        config: of any stage; offload changes nothing that ranks send, and is not in it.
         tuning: the job's topology, and what ``algorithm="auto"`` follows.
         rank: whose step it is.
         micro: forwards and backwards before the optimizer's step.
 
     Raises:
-        ValueError: a configuration that cannot be rehearsed, or that does not fit the topology.
+        ValueError: a configuration that does not fit the topology.
     """
-    if config.stage != 3:
-        raise ValueError(f"stage {config.stage} cannot be rehearsed: possible is stage 3")
-    if config.secondary_codec is not None:
-        raise ValueError(
-            f"secondary_codec {config.secondary_codec} cannot be rehearsed: possible is None"
-        )
     script: Script = []
     with torch.device("meta"):
         engine = _engine(script, units, config, tuning, rank)
@@ -247,7 +251,12 @@ def _engine(
     if engine.reducer.hops is not None:
         groups = groups_of(comm.topology, "node")
         engine.reducer.hops = _WithoutResiduals(comm, config, groups, Algorithms())
-    for unit in units:
+    if engine.gathering.secondary is not None and config.secondary_codec is not None:
+        assert config.secondary is not None
+        engine.gathering.secondary = _WithoutCodes(
+            comm, config.secondary, config.weights_codec, codes=True, seed=config.seed
+        )
+    for unit in units if config.stage == 3 else ():
         engine.gathering.begin(unit)
     return engine
 
@@ -273,7 +282,8 @@ def _lay_out_all(
 def _divisions(config: Config, topology: Topology) -> list[Sequence[tuple[int, ...]]]:
     """Return the groups that zero splits ranks into: nodes or secondary groups, then their rails.
 
-    They are listed as often as they may be split off: by the secondary, and twice by the reducer.
+    They are listed as often as they may be split off: by the secondary, twice by the reducer, and
+    by the secondary without codes.
     """
     found: list[Sequence[tuple[int, ...]]] = []
     if config.secondary is not None:
@@ -283,6 +293,8 @@ def _divisions(config: Config, topology: Topology) -> list[Sequence[tuple[int, .
             found.clear()
     if config.accumulate == "node" or config.grads_feedback:
         found += _with_rails(groups_of(topology, "node")) * 2
+    if config.secondary is not None and config.secondary_codec is not None:
+        found += _with_rails(groups_of(topology, config.secondary))
     return found
 
 
@@ -357,6 +369,8 @@ def _step(engine: Engine) -> None:
     engine.gathering.stepped()
     engine.reducer.round()
     engine.comm.all_gather_values(np.ones(1, np.float64))
+    if engine.config.stage == 0:
+        engine.stepper.gather_gradients()
     engine.reducer.stepped()
     for unit in engine.units:
         engine.publisher.publish(unit)

@@ -215,6 +215,15 @@ class Secondary:
         self, unit: Unit, codec: Codec | None, async_op: bool
     ) -> tuple[list[Tensor], list[Any]]:
         assert codec is not None
+        own = self._encode(unit, codec)
+        layout = self._codes_layout(unit, codec, (self._rails[self._position],))
+        rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
+        held = torch.empty(layout.numel, dtype=torch.uint8)
+        work = self.rail.gather_layout([own], [held], [rail], label=unit.label, async_op=async_op)
+        return [held], [work]
+
+    def _encode(self, unit: Unit, codec: Codec) -> Tensor:
+        """Return the codes of this rank's shards, one after the other."""
         seed = unit.seed(self._seed, self._rank)
         lent = lend(self.rail, unit, async_op=False)
         wires = [
@@ -222,12 +231,7 @@ class Secondary:
             for shard, buffer in zip(lent.shards, unit.buffers, strict=True)
         ]
         lent.give_back()
-        own = torch.from_numpy(np.concatenate(wires))
-        layout = self._codes_layout(unit, codec, (self._rails[self._position],))
-        rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
-        held = torch.empty(layout.numel, dtype=torch.uint8)
-        work = self.rail.gather_layout([own], [held], [rail], label=unit.label, async_op=async_op)
-        return [held], [work]
+        return torch.from_numpy(np.concatenate(wires))
 
     def _spread_codes(
         self, unit: Unit, codec: Codec, held: Tensor, fulls: Sequence[Tensor], async_op: bool
@@ -239,15 +243,21 @@ class Secondary:
         )
 
         def decode() -> None:
-            for rail, segments in zip(self._rails, layout.shards, strict=True):
-                for rank, segment in zip(rail, segments, strict=True):
-                    wire = view(memory[segment.start : segment.start + segment.numel]).memory
-                    _decode(unit, codec, rank, wire, fulls)
+            self._decode(unit, codec, layout, memory, fulls)
 
         if async_op:
             return [work, self.group.enqueue(decode)]
         decode()
         return []
+
+    def _decode(
+        self, unit: Unit, codec: Codec, layout: Layout, codes: Tensor, fulls: Sequence[Tensor]
+    ) -> None:
+        """Write what all shards' codes stand for to ``fulls``."""
+        for rail, segments in zip(self._rails, layout.shards, strict=True):
+            for rank, segment in zip(rail, segments, strict=True):
+                wire = view(codes[segment.start : segment.start + segment.numel]).memory
+                _decode(unit, codec, rank, wire, fulls)
 
     def _codes_layout(self, unit: Unit, codec: Codec, rails: tuple[tuple[int, ...], ...]) -> Layout:
         """Return, for each rail, the place of its ranks' codes one after the other."""

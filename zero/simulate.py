@@ -54,6 +54,9 @@ SCHEMES: Mapping[str, Config] = {
     "persistent": Config(secondary="persistent", grads=("int4", "int4")),
 }
 
+STAGES: Mapping[str, Config] = {f"stage {stage}": Config(stage=stage) for stage in range(3)}
+"""Data parallelism, and what the ZeRO paper calls P_os and P_os+g."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -92,6 +95,10 @@ FITTED = Efficiency(compute=0.789, network=0.952, inside=0.476, codec=0.229)
 """What ``python -m benchmarks.planning`` fits to the 52 figures of the ZeRO++ paper."""
 
 
+SLOWEST = 1e-3
+"""Gbit/s: no slower network is meant."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Nodes of equal devices; ``inter_gbit`` is what leaves a node, all its links together."""
@@ -106,8 +113,8 @@ class Cluster:
             raise ValueError(f"{self.nodes} nodes of {self.per_node}: both have to be 1 or more")
         if self.device not in DEVICES:
             raise ValueError(f"gpu {self.device!r} is unknown; possible: {', '.join(DEVICES)}")
-        if not 0 < self.inter_gbit < float("inf"):
-            raise ValueError(f"{self.inter_gbit} Gbit/s between nodes: has to be more than 0")
+        if not SLOWEST <= self.inter_gbit < float("inf"):
+            raise ValueError(f"{self.inter_gbit} Gbit/s between nodes: has to be {SLOWEST} or more")
 
     @property
     def size(self) -> int:
@@ -295,7 +302,8 @@ class Rehearsed:
             _add_busy(busy, machine, hops)
             return costs[key]
 
-        last = OPTIMIZER_NBYTES * self.model.numel / cluster.size / device.memory_bandwidth
+        owners = cluster.size if self.config.stage > 0 else 1
+        last = OPTIMIZER_NBYTES * self.model.numel / owners / device.memory_bandwidth
         seconds = clock(self.script, computing, operating) + last
         busy["compute"] = last + sum(
             computing(event) for event in self.script if isinstance(event, Compute)

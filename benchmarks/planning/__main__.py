@@ -24,8 +24,11 @@ def main(words: list[str] | None = None) -> int:
         print(f"benchmarks.planning: {error}", file=sys.stderr)
         return 2
     simulator = Simulator(FIGURES, options.prefetch)
-    efficiency = FITTED if options.keep else fit(simulator)
-    return report(simulator, efficiency)
+    if options.fit_to is None:
+        return report(simulator, FITTED if options.keep else fit(simulator))
+    name, values = options.fit_to
+    known = simulator.part(lambda figure: getattr(figure, name) in values)
+    return report(simulator.part(lambda figure: figure not in known.figures), fit(known))
 
 
 def report(simulator: Simulator, efficiency: Efficiency) -> int:
@@ -51,11 +54,38 @@ def report(simulator: Simulator, efficiency: Efficiency) -> int:
 def _parse(words: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="benchmarks.planning", description=__doc__)
     parser.add_argument("--prefetch", type=int, default=0, help="units gathered ahead (0)")
-    parser.add_argument("--keep", action="store_true", help="with the constants of zcomm plan")
+    which = parser.add_mutually_exclusive_group().add_argument
+    which("--keep", action="store_true", help="with the constants of zcomm plan")
+    which(
+        "--fit-to",
+        type=_some,
+        metavar="NAME=VALUES",
+        help="fit to some figures, as links=1,8, and predict the others; billions, tokens or links",
+    )
     options = parser.parse_args(words)
     if options.prefetch < 0:
         raise UsageError(f"--prefetch {options.prefetch}: has to be 0 or more")
     return options
+
+
+def _some(text: str) -> tuple[str, list[int]]:
+    """Return the field and the values that choose figures; some have to be left."""
+    name, _, listed = text.partition("=")
+    possible = {
+        field: sorted({getattr(figure, field) for figure in FIGURES})
+        for field in ("billions", "tokens", "links")
+    }
+    found = listed.split(",")
+    known = possible.get(name, [])
+    values = [value for value in known if str(value) in found]
+    if not values or len(values) != len(found) or len(values) == len(known):
+        words = ", ".join(f"{field}={_joined(every)}" for field, every in possible.items())
+        raise argparse.ArgumentTypeError(f"{text!r}: some of {words}, not all")
+    return name, values
+
+
+def _joined(values: list[int]) -> str:
+    return ",".join(map(str, values))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ of the machines: what the model leaves out is in them too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -37,6 +38,12 @@ class Simulator:
             )
             for size, scheme in dict.fromkeys((f.billions, f.scheme) for f in figures)
         }
+
+    def part(self, kept: Callable[[Figure], bool]) -> Simulator:
+        """Return one that predicts some of the figures."""
+        made = copy(self)
+        made.figures = tuple(filter(kept, self.figures))
+        return made
 
     def tflops(self, efficiency: Efficiency) -> Vector:
         """Return a prediction for every figure."""
@@ -84,7 +91,8 @@ def least_squares(
         normal = jacobian.T @ jacobian
         while damping < 1e8:
             matrix = normal + damping * np.diag(np.diag(normal))
-            step = np.linalg.solve(matrix, -jacobian.T @ now)
+            # A constant that nothing depends on stays as it is.
+            step = np.linalg.lstsq(matrix, -jacobian.T @ now, rcond=None)[0]
             moved = x + np.clip(step, -LARGEST_STEP, LARGEST_STEP)
             then = residuals(moved)
             if then @ then < now @ now:

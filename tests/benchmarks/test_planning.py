@@ -44,6 +44,33 @@ def test_the_constants_of_zcomm_plan_are_what_fits_best_and_meet_the_targets(cap
     assert f"of {len(FIGURES)} figures" in capsys.readouterr().out
 
 
-def test_wrong_arguments_are_one_line(capsys):
-    assert main(["--prefetch", "-1"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_a_constant_that_nothing_depends_on_stays_as_it_is():
+    found = least_squares(lambda p: np.array([p[0] - 2]), np.array([0.5, 7.0]))
+    assert found == pytest.approx([2, 7])
+
+
+def test_a_part_of_the_figures_predicts_the_others():
+    """Of 18 B, where it is one: with one link and eight known, what two and four give."""
+    all_links = Simulator([f for f in FIGURES if f.billions == 18], prefetch=0)
+    known = all_links.part(lambda figure: figure.links in (1, 8))
+    others = all_links.part(lambda figure: figure.links not in (1, 8))
+    assert (len(known.figures), len(others.figures)) == (8, 6)
+    assert {figure.links for figure in others.figures} == {2, 4}
+    assert list(others.tflops(FITTED)) == list(all_links.tflops(FITTED)[4:10])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--prefetch -1", "--prefetch -1"),
+        ("--fit-to links", "some of billions=18,49,91,138, tokens=1024,2048, links=1,2,4,8"),
+        ("--fit-to links=1,3", "'links=1,3'"),
+        ("--fit-to tokens=1024,2048", "not all"),
+        ("--keep --fit-to links=1", "not allowed with"),
+    ],
+)
+def test_wrong_arguments_are_one_line(capsys, words, message):
+    assert main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

@@ -118,12 +118,61 @@ def test_a_codec_that_was_not_measured_is_as_slow_as_the_slowest():
 
 
 def test_assumed_constants_share_a_link_among_the_ranks_of_a_node():
-    machine = cost.assumed([1, 4])
+    machine = cost.assumed([("node", 4), ("network", 8)])
     assert machine.links[1].bandwidth == cost.LINKS["ethernet 1gbit"].bandwidth / 4
     assert machine.links[0] == cost.LINKS["shared memory"]
-    device = cost.assumed([1, 8], device=True)
+    device = cost.assumed([("node", 8), ("network", 16)], device=True)
     assert device.links[1].bandwidth == pytest.approx(1.5e9)
     assert device.links[0].bandwidth > 100 * machine.links[0].bandwidth / 4
+
+
+KINDS = {
+    "8": ({"node": "shared memory"}, {"node": "nvlink sm80"}),
+    "2x2x4": (
+        {"domain": "shared memory", "node": "shared memory", "network": "ethernet 1gbit"},
+        {"domain": "nvlink sm80", "node": "pcie gen4", "network": "infiniband 100gbit"},
+    ),
+    "a rack of trays": (
+        {"node": "shared memory", "domain": "ethernet 1gbit", "network": "ethernet 1gbit"},
+        {"node": "nvlink sm80", "domain": "nvlink sm80", "network": "infiniband 100gbit"},
+    ),
+    "racks by hand": (
+        {"node": "shared memory", "rack": "ethernet 1gbit", "network": "ethernet 1gbit"},
+        {"node": "nvlink sm80", "rack": "infiniband 100gbit", "network": "infiniband 100gbit"},
+    ),
+    "no node": (
+        {"inner": "shared memory", "outer": "ethernet 1gbit"},
+        {"inner": "nvlink sm80", "outer": "infiniband 100gbit"},
+    ),
+    "four levels": (
+        {
+            "level0": "shared memory",
+            "domain": "shared memory",
+            "node": "shared memory",
+            "network": "ethernet 1gbit",
+        },
+        {
+            "level0": "nvlink sm80",
+            "domain": "nvlink sm80",
+            "node": "pcie gen4",
+            "network": "infiniband 100gbit",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("job", KINDS)
+def test_assumed_constants_follow_the_names_of_the_levels(job, device):
+    """A network has one link for each node, whatever is between; other links are a rank's own."""
+    expected = KINDS[job][device]
+    levels = [(name, 2 * 2**number) for number, name in enumerate(expected)]
+    machine = cost.assumed(levels, device=device)
+    per_node = dict(levels).get("node", 2)
+    for link, kind in zip(machine.links, expected.values(), strict=True):
+        shared = per_node if kind.startswith(("ethernet", "infiniband")) else 1
+        assert link.bandwidth == cost.LINKS[kind].bandwidth / shared
+        assert link.latency == cost.LINKS[kind].latency
 
 
 # GB/s of one link in NCCL's topo.h, and links of a GPU.

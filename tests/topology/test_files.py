@@ -120,6 +120,8 @@ def test_old_drivers_say_soc():
         ("GPU4\tNV2", "\nGPU4\tNV2", "row 'GPU4' is missing"),
         ("GPU5\tSYS", "garbage\nGPU5\tSYS", "row 'GPU5' is expected in line 7, got 'garbage'"),
         ("GPU1\tGPU2", "GPU1\tGPU1", "names 'GPU1' twice"),
+        ("GPU4\tNV2", "GPU4\tNV٢", "row 'GPU4' .*'NV٢' under GPU0"),
+        ("\t0-19,", "\t٠-19,", "row 'GPU0' .*'٠-19,40-59' is no affinity"),
     ],
 )
 def test_damaged_matrices_name_the_row(old, new, message):
@@ -133,6 +135,29 @@ def test_damaged_matrices_name_the_row(old, new, message):
 def test_a_matrix_of_p2p_capabilities_is_told_apart():
     with pytest.raises(TopologyError, match=r"'OK' under GPU1.*topo -p2p"):
         parse_text("\tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n")
+
+
+def test_a_matrix_of_rocm_smi_is_told_apart():
+    text = "       GPU0         GPU1         \nGPU0   0            15           \n"
+    with pytest.raises(TopologyError, match=r"'0' under GPU0.*rocm-smi"):
+        parse_text(f"{text}GPU1   15           0            \n")
+
+
+def test_a_matrix_that_ends_too_early_names_the_row_that_is_missing():
+    text = (DATA / "smi_dgx1_v100_cube_mesh.txt").read_text()
+    for num_rows in (0, 3, 11):
+        missing = text.splitlines()[num_rows + 1].split()[0]
+        with pytest.raises(TopologyError, match=f"row '{missing}' is missing"):
+            parse_text("\n".join(text.splitlines()[: num_rows + 1]))
+
+
+def test_affinities_of_other_drivers():
+    text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+    rows = "GPU0\t X \tNV4\t0-3\t0\t\tN/A{0}\nGPU1\tNV4\t X \t0-3\t1\t\tN/A{0}\n"
+    usual = parse_matrix(text + rows.format(""))
+    assert parse_matrix(text.replace("ID", "ID\tNIC Affinity") + rows.format("\t0,1")) == usual
+    narrow = "\tGPU0\tGPU1\tNUMA Affinity\nGPU0\tX\tNV4\t0\nGPU1\tNV4\tX\t1\n"
+    assert [(gpu.cpus, gpu.numa) for gpu in parse_matrix(narrow).gpus] == [(None, 0), (None, 1)]
 
 
 def test_two_rows_that_differ_are_a_warning():
@@ -173,6 +198,20 @@ def test_two_rows_that_differ_are_a_warning():
             r"gpus\[0\]: name=1",
         ),
         ('{"schema": "zcomm.system/1", "hosts": [""], "gpus": [{}]}', r"gpus\[0\]: lacks"),
+        ("<?xml version='1.0' encoding='foo-9'?><system/>", "line 1: XML is damaged: .*foo-9"),
+        *(
+            (
+                f'{{"schema": "zcomm.system/1", "hosts": [""], "{part}": '
+                f'[{{"name": "A", "host": 0, "{name}": {value}}}]}}',
+                rf"{part}\[0\]: {name}=.*: 0 to 2.63 is expected",
+            )
+            for part, name, value in (
+                ("gpus", "nvlinks", "-1"),
+                ("gpus", "link_gbytes", "1" + "0" * 400),
+                ("gpus", "link_gbytes", "NaN"),
+                ("nics", "gbit", "Infinity"),
+            )
+        ),
         (
             '{"schema": "zcomm.system/1", "hosts": [""], "pci": [{"host": 0, "bus": "a", '
             '"parent": "a"}]}',
@@ -216,6 +255,21 @@ def test_amd_links_and_their_document():
     assert system.letters(0, 1) == "XGMI"
     assert system.gpus[0].title == "gfx90a"
     assert system.islands == ((0, 1),)
+
+
+def test_links_to_a_processor_join_no_gpus():
+    """POWER9: the class of the processor's end of an NVLink is nearly that of a switch."""
+    bridge = ("0004:00:00.0", 3, "0x068001")
+    inside = [
+        machines.gpu("0004:04:00.0", [bridge, ("0004:05:00.0", 3, "0x030200")], sm=70),
+        machines.gpu("0004:05:00.0", [bridge, ("0004:04:00.0", 3, "0x030200")], sm=70),
+        machines.gpu("0035:03:00.0", [bridge], sm=70),
+    ]
+    system = parse_nccl(machines.document(*inside))
+    assert system.islands == ((0, 1), (2,))
+    assert [gpu.nvlinks for gpu in system.gpus] == [3, 3, 0]
+    assert system.letters(0, 1) == "NV3"
+    assert not any(gpu.switched for gpu in system.gpus)
 
 
 def test_hosts_of_one_document_share_a_domain():

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,6 +101,41 @@ def test_a_driver_that_only_knows_pairs():
     assert "1 is taken" in system.warnings[0]
 
 
+def test_of_an_unknown_architecture_all_links_are_asked_for():
+    system = nvml.probe(doubles.hgx_h200(refused=["nvmlDeviceGetCudaComputeCapability"]))
+    assert [gpu.nvlinks for gpu in system.gpus] == [18] * 8
+    assert system.islands == (tuple(range(8)),)
+    assert system.notes == ()
+
+
+def test_a_link_that_saves_power_is_not_degraded():
+    asleep = doubles.hgx_h200()
+    awake = asleep._field
+    asleep._field = lambda gpu, field, link: (
+        SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=2))
+        if (gpu, field) == (3, 165)
+        else awake(gpu, field, link)
+    )
+    assert nvml.probe(asleep) == nvml.probe(doubles.hgx_h200())
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (doubles.dgx1, "nvmlDeviceGetNvLinkState"),
+        (doubles.dgx1, "nvmlDeviceGetNvLinkRemotePciInfo"),
+        (doubles.bridged_pcie, "nvmlDeviceGetPciInfo"),
+        (doubles.hgx_h200, "nvmlDeviceGetNvLinkRemoteDeviceType"),
+    ],
+)
+def test_links_that_nobody_can_place_are_a_warning(make, refused):
+    """Neither the other ends nor the status of pairs: no island, but never without a word."""
+    system = nvml.probe(make(refused=[refused, "nvmlDeviceGetP2PStatus"]))
+    assert {len(island) for island in system.islands} == {1}
+    assert "does not say whether NVLink joins GPU0, GPU1, GPU2" in system.warnings[-1]
+    assert "no NVLink" not in verdict(system)
+
+
 QUERIES = sorted(name for name in dir(doubles.Recorded) if name.startswith("nvml"))
 
 
@@ -121,7 +157,7 @@ def test_every_query_may_be_refused(make, query):
 def test_nothing_may_be_answered():
     system = nvml.probe(doubles.hgx_h200(refused=set(QUERIES) - {"nvmlDeviceGetCount"}))
     assert system.gpus == ()
-    assert len(system.warnings) == 8
+    assert len(system.warnings) == 1  # for all eight
 
 
 def play_sysfs(root, devices, nics=(), nodes=("0-31", "32-63")):
@@ -246,6 +282,42 @@ def test_a_job_on_two_trays_of_a_rack(played):
     assert system.topology.shape == (4, 2, 1)
     assert "NVLink domains across nodes" in verdict(system)
     assert cluster.run(discover)[3] == system.topology
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "names"),
+    [
+        ([(bytes(16), 0, 3)] * 2, ["node", "network"]),  # of a single host: no UUID
+        ([(b"\1" * 16, 7, 2), (b"\1" * 16, 7, 3)], ["node", "network"]),  # still in progress
+        ([(b"\1" * 16, 7, 3), (b"\1" * 16, 8, 3)], ["node", "network"]),  # another clique
+        ([(b"\1" * 16, 7, 3), (b"\2" * 16, 7, 3)], ["node", "network"]),  # another rack
+        ([(b"\0" * 15 + b"\1", 7, 3)] * 2, ["node", "domain", "network"]),
+    ],
+)
+def test_only_one_clique_of_a_fabric_that_is_up_joins_hosts(played, fabrics, names):
+    trays = [nvml.probe(doubles.gb200_tray(n, fabric=fabrics[n])) for n in (0, 1)]
+    cluster = Cluster([0, 0, 0, 0, 1, 1, 1, 1])
+    played(cluster, lambda r: trays[r // 4], lambda r: trays[r // 4].gpus[r % 4].bus)
+    system = cluster.run(survey)[0]
+    assert [level.name for level in system.topology.levels] == names
+    assert system.topology.group(0, 5) == (4, 5, 6, 7)
+
+
+def test_a_switch_does_not_join_what_nvml_refused(played):
+    """Also where nothing else is known of the pair."""
+    unknown = ["nvmlDeviceGetTopologyCommonAncestor"]
+    node = nvml.probe(doubles.hgx_h200(joined=doubles.pairs([range(4)]), refused=unknown))
+    cluster = Cluster([0] * 8)
+    played(cluster, lambda r: node, lambda r: HGX_BUSES[r])
+    assert cluster.run(survey)[0].islands == node.islands == ((0, 1, 2, 3), (4,), (5,), (6,), (7,))
+
+
+def test_a_gpu_that_nvml_does_not_show_is_a_warning(played):
+    pairs = nvml.probe(doubles.bridged_pcie())
+    cluster = Cluster([0] * 2)
+    played(cluster, lambda r: pairs, lambda r: (pairs.gpus[0].bus, "0000:99:00.0")[r])
+    system = cluster.run(survey)[0]
+    assert "rank 1 has GPU 0000:99:00.0, which NVML does not show" in system.notes
 
 
 def test_a_job_that_sees_one_gpu_in_each_container(played):

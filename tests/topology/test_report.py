@@ -1,6 +1,9 @@
 """What people see: the verdict, the matrix, the tree, the picture, the command."""
 
+import itertools
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -95,6 +98,37 @@ def test_pictures(name):
         assert 0 <= float(box.get("y")) <= float(box.get("y")) + float(box.get("height")) <= height
 
 
+@pytest.mark.parametrize(
+    ("text", "shown", "more"),
+    [
+        ("24x16", 16, ["node 0 (+ 8 more)", "network (and 22 more nodes)"]),
+        ("3x8", 16, ["network (and 1 more node)"]),
+        ("18x4", 16, ["network (and 14 more nodes)"]),
+        ("64", 16, ["node 0 (+ 48 more)"]),
+        ("2x2x8", 16, ["node 1 (+ 8 more)"]),
+    ],
+)
+def test_a_picture_of_many_ranks_fits_a_slide(text, shown, more):
+    """What is left out is counted in words; boxes of ranks do not meet."""
+    system = of_levels(parse(text))
+    root = ElementTree.fromstring(svg(system, verdict(system)))
+    words = [element.text for element in root.iter(f"{SVG}text")]
+    assert len([word for word in words if word.startswith("rank ")]) == shown
+    assert set(more) <= set(words)
+    assert float(root.get("width")) < 1400
+    places = [box for box in root.iter(f"{SVG}rect") if box.get("width") == "58"]
+    lefts = sorted(float(box.get("x")) for box in places)
+    assert min(b - a for a, b in itertools.pairwise(lefts)) >= 58
+
+
+def test_a_title_breaks_behind_commas():
+    system = read_system(DATA / "smi_dgx1_v100_cube_mesh.txt")
+    root = ElementTree.fromstring(svg(system, verdict(system)))
+    words = [element.text for element in root.iter(f"{SVG}text")]
+    assert words[0] == "1 node x 8 GPU, NVLink islands of 4 + 4 (direct links, 6 links a GPU),"
+    assert words[1].startswith("4 rails a node, 8 ranks = 1 x 2 x 4 (network x node x domain), ")
+
+
 def test_a_name_cannot_break_the_picture():
     text = json.dumps(
         {"schema": SCHEMA, "hosts": ["<a>&\u0001"], "gpus": [{"name": "<", "host": 0}]}
@@ -159,6 +193,18 @@ def test_command_with_a_file_that_is_none(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"zcomm topo: topology file '{path}': it begins with")
     assert cli.main(["topo", "--file", str(tmp_path / "absent")]) == 2
     assert "cannot be read (No such file or directory)" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    """As `zcomm topo | head -1`; files are written all the same."""
+    source, drawn = DATA / "smi_dgx1_v100_cube_mesh.txt", tmp_path / "a.svg"
+    words = [sys.executable, "-m", "zcomm.cli", "topo", "--file", source, "--svg", drawn]
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (run.returncode, run.stderr) == (141, "")
+    assert drawn.read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize("variables", [{}, {"ZCOMM_TOPOLOGY": "2x1"}])

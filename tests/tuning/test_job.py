@@ -36,7 +36,9 @@ def runs(launch, tmp_path_factory):
             for index, route in enumerate(routes)
         }
         path = folder / f"{WORLD.digest()[:16]}-mpi.json"
-        known = Tuning(WORLD, "mpi", cost.assumed([1, 2]), curves, "measured")
+        known = Tuning(
+            WORLD, "mpi", cost.assumed([("node", 2), ("network", 4)]), curves, "measured"
+        )
         tuning.write(path, tuning.to_json(known, {"date": "today"}))
         found[name] = ways(launch, folder)
     path.write_text(path.read_text()[:100])

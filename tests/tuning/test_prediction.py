@@ -1,11 +1,16 @@
 """What a plan says to the cost model, against numbers counted by hand: 2 nodes of 2 ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 import zcomm
+from topology import parse
 from topology.cost import Hop, Sends, Work, assumed, seconds
 from zcomm import pieces
+from zcomm.planner import Planner
 from zcomm.prediction import cost_hops, predict
+from zcomm.tuning import assume
 
 N = 1_048_576  # elements of the whole buffer, 262144 of a shard
 SHARD = N // 4
@@ -52,10 +57,9 @@ def test_a_flat_reduction_in_float32_counts_every_element_twice():
 
 
 def test_what_fits_one_message_is_a_call_and_its_bytes():
-    machine = assumed([1, 2])
+    machine = assumed([("node", 2), ("network", 4)])
     small = plan("all_gather", "flat", numel=2048)
-    slowest = min(link.bandwidth for link in machine.links)
-    expected = machine.call + 3 * 1024 / slowest
+    expected = machine.call + 2 * 1024 / machine.links[1].bandwidth
     assert predict(machine, small, "mpi") == pytest.approx(expected)
     assert predict(machine, plan("all_gather", "hierarchical", numel=2048), "mpi") > expected
 
@@ -69,8 +73,28 @@ def test_pieces_are_counted_as_they_are_cut(operation, how, codec):
         assert pieces.count(made) == pytest.approx(len(made.pieces), abs=1)
 
 
+@pytest.mark.parametrize("shape", ["1x4", "2x2", "4x1", "2x2x2"])
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_more_elements_take_longer_and_a_faster_link_never_does(shape, operation, codec):
+    known = assume(parse(shape), "mpi")
+    planner = Planner("here", 0, known)
+    before = 0.0
+    for power in range(8, 25):
+        for how in ("flat",) if power < 16 else ("flat", "hierarchical"):
+            (made,) = planner.executed(operation, ("bfloat16", 2**power), codec, how)
+            seconds = predict(known.machine, made, "mpi")
+            for level, link in enumerate(known.machine.links):
+                links = list(known.machine.links)
+                links[level] = replace(link, bandwidth=2 * link.bandwidth)
+                assert predict(replace(known.machine, links=tuple(links)), made, "mpi") <= seconds
+            if how == "flat":
+                assert seconds > before
+                before = seconds
+
+
 def test_over_nccl_all_is_one_piece():
-    machine = assumed([1, 2], device=True)
+    machine = assumed([("node", 2), ("network", 4)], device=True)
     made = plan("all_gather", "hierarchical")
     assert predict(machine, made, "nccl") == seconds(machine, cost_hops(made))
     assert predict(machine, made, "mpi") != seconds(machine, cost_hops(made))

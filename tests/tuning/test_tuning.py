@@ -17,7 +17,7 @@ from zcomm.tuning import Curve, Key, Tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = from_shape((2, 2))
-MACHINE = cost.assumed([1, 2])
+MACHINE = cost.assumed([("node", 2), ("network", 4)])
 FLAT, TWO_HOPS = "*:none", "1:none,0:none"
 
 

@@ -32,6 +32,12 @@ CONFIGS = {
     "persistent": zero.Config(secondary="persistent", grads=("int4", "int4")),
     "accumulate": zero.Config(accumulate="node", weights="int8", grads=("int8", "int4")),
     "two ahead": zero.Config(prefetch=2, secondary=2),
+    "five ahead": zero.Config(prefetch=5),
+    "codes": zero.Config(weights="int8", secondary="node", secondary_codec="int8", grads="int8"),
+    "stage 0": zero.Config(stage=0),
+    "stage 0, quantised": zero.Config(stage=0, grads=("int8", "int4")),
+    "stage 1": zero.Config(stage=1, accumulate="node"),
+    "stage 2": zero.Config(stage=2, weights="int8", grads=("int8", "int4"), grads_feedback=True),
 }
 
 
@@ -87,7 +93,15 @@ def compare(name, topology, micro, given, **options):
         assert bytes_of(script_of(given, config, known, rank, micro)) == real[rank], rank
 
 
-FAST = [("ZeRO++", "2x2", 1), ("safe4", "2x2", 2), ("persistent", "2x2", 1)]
+FAST = [
+    ("ZeRO++", "2x2", 1),
+    ("safe4", "2x2", 2),
+    ("persistent", "2x2", 1),
+    ("codes", "2x2", 1),
+    ("stage 0", "2x2", 1),
+    ("stage 1", "2x2", 2),
+    ("stage 2", "2x2", 1),
+]
 REST = [
     (name, topology, micro)
     for name in CONFIGS
@@ -100,6 +114,20 @@ REST = [
 @pytest.mark.parametrize(("name", "topology", "micro"), [*FAST, *(slow(*case) for case in REST)])
 def test_the_bytes_of_every_rank_are_those_of_a_training(name, topology, micro):
     compare(name, topology, micro, model())
+
+
+ODD = [
+    (name, topology)
+    for name in ("exact", "ZeRO++", "safe4", "persistent", "stage 2")
+    for topology in ("3x5", "1x7", "5x1", "3x2x2")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "topology"), [*ODD, ("exact", "3+2")])
+@pytest.mark.parametrize("shape", [{"width": 3, "hidden": 5, "num_blocks": 1}, {"num_blocks": 5}])
+def test_bytes_of_odd_jobs_and_models(name, topology, shape):
+    compare(name, topology, 1, model(**shape))
 
 
 @pytest.mark.slow
@@ -153,18 +181,3 @@ def test_a_unit_ahead_is_issued_before_the_unit_before_it_computes(prefetch, hid
     )
     between = script[issue:wait]
     assert any(isinstance(event, Compute) for event in between) is hidden
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (zero.Config(stage=2), "stage 2 cannot be rehearsed: possible is stage 3"),
-        (
-            zero.Config(weights="int8", secondary="node", secondary_codec="int8"),
-            "secondary_codec .* cannot be rehearsed: possible is None",
-        ),
-    ],
-)
-def test_what_cannot_be_rehearsed_is_said(config, message):
-    with pytest.raises(ValueError, match=message):
-        script_of(model(), config, parse("2x2"))

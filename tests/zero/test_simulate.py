@@ -13,7 +13,9 @@ from zero.plan_command import PLAN
 from zero.rehearsal import Compute, Issue, Wait
 from zero.simulate import (
     FITTED,
+    OPTIMIZER_NBYTES,
     SCHEMES,
+    STAGES,
     Cluster,
     Efficiency,
     Rehearsed,
@@ -52,6 +54,29 @@ def test_bytes_are_the_volumes_of_the_papers(nodes, per_node):
         found = Rehearsed(model, SCHEMES[name], nodes, per_node).nbytes
         # Beside them there is padding, and the values that ranks agree on; the paper has neither.
         assert found == pytest.approx(wanted.levels, rel=0.02), name
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_bytes_of_stages_that_keep_parameters_whole(name):
+    """A reduce-scatter and a gather of 16-bit values: 2 Psi elements, each hop its part."""
+    model, nodes, per_node = Transformer(2, 2048), 3, 4
+    found = Rehearsed(model, STAGES[name], nodes, per_node).nbytes
+    inside = 4 * model.numel * (per_node - 1) / per_node
+    network = 4 * model.numel / per_node * (nodes - 1) / nodes
+    assert found == pytest.approx((inside, network), rel=0.02)
+
+
+def test_where_nothing_is_sharded_every_rank_steps_everything():
+    cluster = Cluster(2, 4, "v100", 1e9)
+    reached = Efficiency(1.0, 1.0, 1.0, 1.0)
+    replicated, sharded = (
+        Rehearsed(SMALL, STAGES[name], 2, 4).predict(cluster, reached, tokens=1)
+        for name in ("stage 0", "stage 1")
+    )
+    step = OPTIMIZER_NBYTES * SMALL.numel / 0.9e12
+    computed = replicated.busy["compute"] - sharded.busy["compute"]
+    assert computed == pytest.approx(step * (1 - 1 / 8))
+    assert replicated.memory.peak == 16 * SMALL.numel
 
 
 def test_a_step_without_a_network_is_computing():
@@ -107,6 +132,12 @@ def test_the_table_has_every_scheme_and_is_called_a_prediction(capsys):
     assert [row[0] for row in rows if row and row[0] in SCHEMES] == list(SCHEMES)
 
 
+def test_stages_are_rows_where_they_are_asked_for(capsys):
+    code, out, _ = run(capsys, f"{WORDS} --json --stages")
+    assert code == 0
+    assert list(json.loads(out)["schemes"]) == [*SCHEMES, *STAGES]
+
+
 def test_memory_that_a_gpu_does_not_have_is_shown(capsys):
     words = WORDS.replace("1e8 --layers 6", "1e12 --layers 6")
     # 16 bytes of a parameter on 4 ranks, and the units that are whole.
@@ -134,6 +165,7 @@ def test_json_has_what_the_table_has(capsys):
         ("--gpu v900", "gpu 'v900' is unknown; possible: v100"),
         ("--nodes 0", "0 nodes of 2: both have to be 1 or more"),
         ("--inter-gbit nan", "nan Gbit/s between nodes"),
+        ("--inter-gbit 1e-320", "Gbit/s between nodes: has to be 0.001 or more"),
         ("--layers 0", "0 layers"),
         ("--model 1e3", "the nearest width, 64, gives"),
         ("--tokens-per-gpu 0", "--tokens-per-gpu 0: has to be 1 or more"),
@@ -147,6 +179,13 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(capsys, more, message):
     assert err.startswith("zcomm plan: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_json_and_a_picture_are_not_for_one_call(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, f"{WORDS} --json --sweep")
+    assert ended.value.code == 2
+    assert "--sweep: not allowed with argument --json" in capsys.readouterr().err
 
 
 def test_an_argument_that_is_no_number_is_one_line_too(capsys):
