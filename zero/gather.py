@@ -6,8 +6,8 @@ nothing. Gathering is a collective: all ranks gather the same units in the same 
 Units *ahead* are those whose gather was issued before anybody asked for them: at every gather, and
 after every forward, the ``prefetch`` units that came next in the last step, and the root where it
 comes before one of them; none behind a unit that is still whole. What is issued depends on the
-order of gathers and on nothing else, so all ranks issue alike. A unit ahead that does not come next
-any more is dropped, as is one whose parameters were changed since: wrong hints cost time.
+order of gathers and on nothing else, so all ranks issue alike. A unit ahead that is not one of the
+next any more is dropped, as is one whose parameters were changed since: wrong hints cost time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Gathering:
             return
         if hint and unit.buffers:
             self._order.note(unit, backward=backward)
-        expected = self._expected(unit) if hint else []
+        coming = self._coming() if hint else []
+        expected = _before_a_whole_one(coming, unit)
         fetch = self._ahead.pop(unit, None)
         if fetch is not None and fetch.version != unit.version:
             self._return(fetch)
@@ -92,7 +93,7 @@ class Gathering:
         self._issue(expected)
         fetch.wait()
         # Whatever is dropped was issued before, and has ended.
-        self._drop([other for other in self._ahead if hint and other not in expected])
+        self._drop([other for other in self._ahead if hint and other not in coming])
         for buffer, full in zip(unit.buffers, fetch.fulls, strict=True):
             buffer.show(full)
         self.saved.add(unit)
@@ -106,7 +107,7 @@ class Gathering:
 
     def look_ahead(self) -> None:
         """Issue the gathers of the units that came next in the last step."""
-        self._issue(self._expected())
+        self._issue(_before_a_whole_one(self._coming()))
 
     def forget_ahead(self) -> None:
         """Drop what was gathered ahead: the parameters are about to change."""
@@ -121,16 +122,14 @@ class Gathering:
         """Units whose gather was issued and that nobody has asked for yet."""
         return len(self._ahead)
 
-    def _expected(self, current: Unit | None = None) -> list[Unit]:
-        """Return the units to have ahead; ``current`` is about to be whole."""
+    def _coming(self) -> list[Unit]:
+        """Return the next units, of which those that are sharded may be ahead."""
         found: list[Unit] = []
         left = self._prefetch
         for unit in self._order.next(2 * self._prefetch):
-            is_sharded = unit.state is State.SHARDED and unit is not current
-            if left == 0 or not (is_sharded or unit.is_root):
+            if left == 0:
                 break
-            if is_sharded:
-                found.append(unit)
+            found.append(unit)
             left -= not unit.is_root
         return found
 
@@ -198,3 +197,17 @@ class Gathering:
         self.forget_ahead()
         if self.secondary is not None:
             self.secondary.forget()
+
+
+def _before_a_whole_one(coming: Sequence[Unit], current: Unit | None = None) -> list[Unit]:
+    """Return the sharded units before the first that is whole, or is about to be, as ``current``.
+
+    The root stops nothing: it stays whole while others compute.
+    """
+    found: list[Unit] = []
+    for unit in coming:
+        if unit.state is State.SHARDED and unit is not current:
+            found.append(unit)
+        elif not unit.is_root:
+            break
+    return found

@@ -23,7 +23,7 @@ from zero.layout import BufferLayout, UnitModules, find_units, lay_out
 from zero.meta import Init, is_meta, materialise
 from zero.offload.drive import Faults
 from zero.offload.engine import Offload
-from zero.offload.trial import check_blocks
+from zero.offload.trial import check_blocks, check_states_on_disk
 from zero.optimizer import Stepper
 from zero.publish import Publisher
 from zero.reduce import Reducer
@@ -81,6 +81,8 @@ def shard(
     check_elementwise(optimizer)
     if config.offload_optimizer is not None:
         check_blocks(optimizer)
+    if config.offload_optimizer == "nvme":
+        check_states_on_disk(optimizer)
     config = without_differences(config, comm)
     tensor_parallel = use_local_parts(model, optimizer)
     trained = trained_parameters(optimizer, model)

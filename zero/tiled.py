@@ -134,6 +134,7 @@ class TiledLinear(nn.Module):
         out_splits: parts of the outputs.
 
     Raises:
+        TypeError: a number of splits that is no integer.
         ValueError: fewer than one split, or more than there are features.
 
     Example:
@@ -300,6 +301,8 @@ def _merge(parts: Sequence[Tensor], num_in: int) -> Tensor:
 
 
 def _sizes(what: str, features: int, splits: int) -> list[int]:
+    if type(splits) is not int:
+        raise TypeError(f"{what}_splits {splits!r}: an integer is expected")
     if not 1 <= splits <= features:
         raise ValueError(
             f"{what}_splits {splits} of {features} {what}_features: possible are 1 to {features}"

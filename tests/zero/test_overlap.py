@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -119,6 +120,24 @@ def test_the_second_step_gathers_one_ahead_and_reduces_one_behind():
     ]
     for order in on("2", program):
         assert order == [(kind, k if kind.endswith("ward") else unit(k)) for kind, k in wanted]
+
+
+@pytest.mark.parametrize("prefetch", [1, 3, 6, 40])
+def test_a_unit_travels_once_for_each_time_that_it_is_whole(prefetch):
+    """However many are ahead: what the forward gathers for the backward waits for it."""
+
+    def program(comm):
+        spy = Spy(comm)
+        sharded, optimizer = shard(comm, make(Tower, num_blocks=6), zero.Config(prefetch=prefetch))
+        for step in range(3):
+            spy.issued.clear()
+            loss_of(sharded, tokens(comm.rank, step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return Counter(label for kind, label in spy.issued if kind == "gather")
+
+    expected = {unit("root"): 2} | {unit(k): 2 for k in range(6)}
+    assert on("2", program) == [expected] * 2
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])

@@ -39,6 +39,20 @@ def check_blocks(optimizer: Optimizer) -> None:
         raise _refusal(optimizer, "a trial step in two calls differed from that in one")
 
 
+def check_states_on_disk(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that asks for its states outside a step: they are not there.
+
+    Raises:
+        ValueError: it has a mode for evaluation, as schedule-free ones, which would change nothing.
+    """
+    for name in ("train", "eval"):
+        if callable(getattr(optimizer, name, None)):
+            raise ValueError(
+                f"optimizer {type(optimizer).__name__} has {name}(), which reads states that"
+                " offload_optimizer='nvme' keeps on disk; offload_optimizer='cpu' is possible"
+            )
+
+
 def _refusal(optimizer: Optimizer, reason: str) -> ValueError:
     return ValueError(
         f"optimizer {type(optimizer).__name__} cannot be stepped block by block, as"

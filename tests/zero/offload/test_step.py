@@ -136,6 +136,24 @@ def test_an_optimizer_that_cannot_be_stepped_in_blocks(tmp_path):
     on("1", program)
 
 
+class Averaging(SignDescent):
+    """Has a mode for evaluation, as schedule-free optimizers."""
+
+    def eval(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.copy_(self.state[p]["mean"])
+
+
+def test_an_optimizer_that_reads_states_outside_its_step(tmp_path):
+    def program(comm):
+        model, config = make(Tower), offloaded(zero.Config(), "nvme", tmp_path)
+        with pytest.raises(ValueError, match=r"Averaging has eval\(\), .* on disk"):
+            shard(comm, model, config, lambda p: Averaging(p, lr=1e-3))
+
+    on("1", program)
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("before", [True, slow(False)])
 def test_schedulers(before, place, tmp_path, recwarn):
