@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +58,12 @@ def look() -> System:
         found = world.survey()
         spec = environment.text("ZCOMM_TOPOLOGY")
         return replace(found, given=parse(spec, world.size)) if spec else found
+    if spec := environment.text("ZCOMM_TOPOLOGY"):
+        print(
+            f"zcomm topo: this is one process, ZCOMM_TOPOLOGY={spec} is of a job: start it under"
+            " mpirun, or show a file with --file",
+            file=sys.stderr,
+        )
     return live.machine(socket.gethostname(), nvml.load())
 
 
