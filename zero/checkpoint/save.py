@@ -51,16 +51,24 @@ _pending: WeakKeyDictionary[Engine, Saving] = WeakKeyDictionary()
 
 
 class Saving:
-    """A save that may still be writing."""
+    """A save that may still be writing.
 
-    def __init__(self, comm: Communicator, job: _Job) -> None:
+    What is written behind the caller is a copy. Without one the caller itself writes: a Ctrl-C ends
+    the save with the call, and no training that goes on gets into the checkpoint.
+    """
+
+    def __init__(self, comm: Communicator, job: _Job, *, behind: bool) -> None:
         self._comm = comm
         self._job = job
         self._error: BaseException | None = None
         self._waited = False
-        # Not a daemon: a program that ends right after finishes its checkpoint.
-        self._thread = threading.Thread(target=self._write, name="zero.save")
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if behind:
+            # Not a daemon: a program that ends right after finishes its checkpoint.
+            self._thread = threading.Thread(target=self._write, name="zero.save")
+            self._thread.start()
+        else:
+            self._write()
 
     def _write(self) -> None:
         try:
@@ -71,7 +79,12 @@ class Saving:
 
     def done(self) -> bool:
         """Tell whether this rank has written what it writes; no collective."""
-        return not self._thread.is_alive()
+        return self._thread is None or not self._thread.is_alive()
+
+    @property
+    def waited(self) -> bool:
+        """Whether :meth:`wait` has nothing left to do."""
+        return self._waited
 
     def wait(self) -> None:
         """Return when the checkpoint is complete on disk. A collective, once.
@@ -81,8 +94,9 @@ class Saving:
         """
         if self._waited:
             return
+        if self._thread is not None:
+            self._thread.join()
         self._waited = True
-        self._thread.join()
         try:
             with together(self._comm):
                 if self._error is not None:
@@ -232,7 +246,7 @@ def save(
             job.make_folder()
     with together(comm):
         job.check_folder()
-    saving = _pending[engine] = Saving(comm, job)
+    saving = _pending[engine] = Saving(comm, job, behind=async_op)
     if not async_op:
         wait_for_pending(engine)
     return saving
@@ -240,6 +254,10 @@ def save(
 
 def wait_for_pending(engine: Engine) -> None:
     """Wait for a save that is still writing. A collective where there is one."""
-    saving = _pending.pop(engine, None)
+    saving = _pending.get(engine)
     if saving is not None:
-        saving.wait()
+        try:
+            saving.wait()
+        finally:
+            if saving.waited:
+                _pending.pop(engine, None)
