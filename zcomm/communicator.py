@@ -503,6 +503,11 @@ class Communicator:
             self._stream.call(partial(self._guard.check, "leaving the job", patient=True))
             self._stream.raise_unawaited()
 
+    @property
+    def was_left(self) -> bool:
+        """Whether this rank began to leave in the middle of an operation: the others are in it."""
+        return self._channel.health.left
+
     def __enter__(self) -> Communicator:
         return self
 
