@@ -40,6 +40,8 @@ from zero.checkpoint.files import (
 )
 from zero.checkpoint.plain import encode
 from zero.engine import Engine, engine_of_both
+from zero.offload.drive import Faults
+from zero.offload.told import told
 
 FORMAT = "zero checkpoint 1"
 # A rank that has not written its part this long after the last one did is given up.
@@ -57,8 +59,11 @@ class Saving:
     the save with the call, and no training that goes on gets into the checkpoint.
     """
 
-    def __init__(self, comm: Communicator, job: _Job, *, behind: bool) -> None:
+    def __init__(
+        self, comm: Communicator, job: _Job, faults: Faults | None, *, behind: bool
+    ) -> None:
         self._comm = comm
+        self._faults = faults
         self._job = job
         self._error: BaseException | None = None
         self._waited = False
@@ -98,7 +103,7 @@ class Saving:
             self._thread.join()
         self._waited = True
         try:
-            with together(self._comm):
+            with together(self._comm, self._faults):
                 if self._error is not None:
                     raise self._error
         except BaseException:
@@ -220,6 +225,7 @@ def save(
 
     Raises:
         CheckpointError: on all ranks, when one cannot write.
+        OffloadError: on all ranks, when one cannot read states from its disk.
         TypeError: a state that is neither a tensor nor plain.
         ValueError: inside ``full_params``, or a model and optimizer that do not belong together.
     """
@@ -228,8 +234,9 @@ def save(
         raise ValueError("zero.save inside full_params: leave it first, so that edits are taken")
     wait_for_pending(engine)
     comm = engine.comm
-    engine.stepper.take_edits()
-    with together(comm):
+    with told(comm, engine.faults):
+        engine.stepper.take_edits()
+    with together(comm, engine.faults):
         common = {
             "format": FORMAT,
             **describe(engine, model, optimizer),
@@ -246,7 +253,7 @@ def save(
             job.make_folder()
     with together(comm):
         job.check_folder()
-    saving = _pending[engine] = Saving(comm, job, behind=async_op)
+    saving = _pending[engine] = Saving(comm, job, engine.faults, behind=async_op)
     if not async_op:
         wait_for_pending(engine)
     return saving
