@@ -186,7 +186,7 @@ class Guard:
             doing=self._call(description),
             patient=patient,
         )
-        error = refused(texts)
+        error = refused(texts, self._channel.ranks)
         if error is not None:
             raise error
         calls: dict[tuple[str, int], list[int]] = {}

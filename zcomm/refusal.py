@@ -23,9 +23,9 @@ def words_of(error: OffloadError) -> str:
     return _MARK + json.dumps([str(error)[:_LONGEST], path, error.offset], ensure_ascii=False)
 
 
-def refused(texts: Sequence[str]) -> OffloadError | None:
-    """Return the error of the first rank that could not take part, by the texts of all ranks."""
-    for rank, said in enumerate(texts):
+def refused(texts: Sequence[str], ranks: Sequence[int]) -> OffloadError | None:
+    """Return the error of the first rank that could not take part, by their texts and numbers."""
+    for rank, said in zip(ranks, texts, strict=True):
         if said.startswith(_MARK):
             (text, path, offset), _ = json.JSONDecoder().raw_decode(said[len(_MARK) :])
             error = OffloadError(f"rank {rank}: {text}", path=path, offset=offset)

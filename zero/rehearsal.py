@@ -197,9 +197,6 @@ class _WithoutResiduals(TwoHops):
 class _WithoutCodes(Secondary):
     """Codes are values; their number follows from the layouts."""
 
-    def _encode(self, unit: Unit, codec: Codec) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8)
-
     def _decode(self, *unused: object) -> None:
         pass
 

@@ -34,7 +34,6 @@ from zcomm.work import Work
 from zero.differences import Differences
 from zero.layout import dtype_name
 from zero.lend import lend
-from zero.offload.told import told
 from zero.unit import Buffer, Unit
 
 
@@ -122,9 +121,12 @@ class Secondary:
         current = self._slices.get(unit)
         if current is None:
             current = self._slices[unit] = Slice([], -1)
-        # The group waits for this rank, also where the rail's disks failed.
-        with told(self.group):
+        try:
             works = self._filled(unit, codec, current, async_op)
+        except OffloadError as error:
+            # All of the rail have raised it; the group waits for this rank.
+            self.group.refuse(error)
+            raise
         ready = partial(_check_filled, tuple(works)) if async_op else None
         if codec is not None and self._codes:
             held = current.held[0]
@@ -173,10 +175,14 @@ class Secondary:
             if buffer in unit.trainable
         ]
         layouts = [differences.layout(buffer) for buffer, _ in moved]
-        with told(self.rail):
-            own = [differences.own(buffer) for buffer, _ in moved]
+        own = [torch.empty(sum(m.run.numel for m in buffer.masters)) for buffer, _ in moved]
         fulls = [torch.empty(layout.numel) for layout in layouts]
         seed = unit.seed(self._seed, self._rank)
+
+        def find() -> None:
+            for (buffer, _), place in zip(moved, own, strict=True):
+                place.copy_(differences.own(buffer))
+
         work = self.rail.gather_layout(
             own,
             fulls,
@@ -185,6 +191,7 @@ class Secondary:
             min_numel=0,
             label=unit.label,
             seed=seed,
+            ready=find,
             async_op=async_op,
         )
 
@@ -225,25 +232,26 @@ class Secondary:
         self, unit: Unit, codec: Codec | None, async_op: bool
     ) -> tuple[list[Tensor], list[Any]]:
         assert codec is not None
-        own = self._encode(unit, codec)
+        seed = unit.seed(self._seed, self._rank)
+        lent = lend(self.rail, unit, async_op=async_op)
+        nbytes = sum(_wire_nbytes(buffer, codec, self._rank) for buffer in unit.buffers)
+        own = torch.empty(nbytes, dtype=torch.uint8)
+
+        def encode() -> None:
+            lent.ready()
+            wires = [
+                codec.encode(shard, seed=seed, segments=buffer.layout.all.lengths(self._rank))
+                for shard, buffer in zip(lent.shards, unit.buffers, strict=True)
+            ]
+            np.concatenate(wires, out=own.numpy())
+
         layout = self._codes_layout(unit, codec, (self._rails[self._position],))
         rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
         held = torch.empty(layout.numel, dtype=torch.uint8)
-        work = self.rail.gather_layout([own], [held], [rail], label=unit.label, async_op=async_op)
-        return [held], [work]
-
-    def _encode(self, unit: Unit, codec: Codec) -> Tensor:
-        """Return the codes of this rank's shards, one after the other."""
-        seed = unit.seed(self._seed, self._rank)
-        lent = lend(self.rail, unit, async_op=False)
-        with told(self.rail):
-            lent.ready()
-        wires = [
-            codec.encode(shard, seed=seed, segments=buffer.layout.all.lengths(self._rank))
-            for shard, buffer in zip(lent.shards, unit.buffers, strict=True)
-        ]
-        lent.give_back()
-        return torch.from_numpy(np.concatenate(wires))
+        work = self.rail.gather_layout(
+            [own], [held], [rail], label=unit.label, ready=encode, async_op=async_op
+        )
+        return [held], [work, *lent.give_back()]
 
     def _spread_codes(
         self,

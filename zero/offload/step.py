@@ -35,7 +35,7 @@ from zero.offload.pipeline import Job, Pipeline
 from zero.offload.stepping import States, Stepping, refuse_state_dict, replace_step
 from zero.offload.told import told
 from zero.publish import Publisher
-from zero.unit import Buffer, Unit
+from zero.unit import Buffer, Unit, check_hidden
 
 Pieces = Sequence[tuple[Tensor, States]]
 
@@ -88,8 +88,12 @@ class BlockStep:
             refuse_state_dict(optimizer)
 
     def check(self) -> None:
-        """Raise OffloadError where a step before ended in its middle."""
+        """Raise OffloadError where a step before ended in its middle, ValueError after a write."""
         self._faults.check()
+        for buffer in self._blocks:
+            if buffer.columns is not None:
+                for master in buffer.masters:
+                    check_hidden(master.tensor, buffer.layout.slots[master.run.slot].name)
 
     def _run(self, stepping: Stepping) -> Any:
         with told(self._comm), self._faults.watch():
