@@ -369,7 +369,7 @@ def test_a_rank_that_refuses(use):
             error = OffloadError("no disk", path=path, offset=4096)
             comm.refuse(error)
         else:
-            with pytest.raises(OffloadError, match="^rank 1: no disk$") as caught:
+            with pytest.raises(OffloadError, match=r"^rank 1: no disk$") as caught:
                 use(comm)
             error = caught.value
         assert (error.path, error.offset, error.resumable) == (path, 4096, True)

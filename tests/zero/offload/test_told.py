@@ -1,4 +1,4 @@
-"""One rank's disk fails: all ranks raise OffloadError with its place, and nobody computes with it."""
+"""One rank's disk fails: all ranks raise OffloadError with its place, and none computes on."""
 
 import pytest
 import torch
