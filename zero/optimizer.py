@@ -47,6 +47,7 @@ class Stepper:
         tensor_parallel: the other ranks that the model is split over, which count in the norm.
         num_skipped: steps that were skipped because a gradient was not finite.
         skipped: whether the last step was.
+        unfinished: whether a step is in its middle, or ended there: states are of two steps.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Stepper:
         self._aside: list[tuple[Master, Tensor | None]] = []
         self.scaler = LossScaler(config.loss_scaling)
         self.skipped = False
+        self.unfinished = False
         self._consecutive = 0
         self.num_skipped = 0
 
@@ -165,6 +167,7 @@ class Stepper:
             self._unscale()
         else:
             self._blocks.inverse = 1 / self.scaler.scale
+        self.unfinished = True
         return args, kwargs
 
     def _unscale(self) -> None:
@@ -218,6 +221,7 @@ class Stepper:
                         buffer.stored.settle()
             if self._config.on_disk:
                 agreed(self._comm)
+        self.unfinished = False
 
     def _set_aside(self, master: Master, grad: Tensor) -> None:
         self._aside.append((master, master.tensor.grad))

@@ -175,7 +175,9 @@ class Secondary:
             if buffer in unit.trainable
         ]
         layouts = [differences.layout(buffer) for buffer, _ in moved]
-        own = [torch.empty(sum(m.run.numel for m in buffer.masters)) for buffer, _ in moved]
+        # Made in inference mode they could not be filled by another thread.
+        with torch.inference_mode(False):
+            own = [torch.empty(sum(m.run.numel for m in buffer.masters)) for buffer, _ in moved]
         fulls = [torch.empty(layout.numel) for layout in layouts]
         seed = unit.seed(self._seed, self._rank)
 
@@ -235,7 +237,8 @@ class Secondary:
         seed = unit.seed(self._seed, self._rank)
         lent = lend(self.rail, unit, async_op=async_op)
         nbytes = sum(_wire_nbytes(buffer, codec, self._rank) for buffer in unit.buffers)
-        own = torch.empty(nbytes, dtype=torch.uint8)
+        with torch.inference_mode(False):
+            own = torch.empty(nbytes, dtype=torch.uint8)
 
         def encode() -> None:
             lent.ready()

@@ -13,7 +13,7 @@ import zero.checkpoint.save as save_module
 from tests.zero.models import Tower, make
 from tests.zero.runs import assert_same_bits, on, shard, whole
 from tests.zero.test_checkpoint import one_step
-from zcomm.errors import CheckpointError
+from zcomm.errors import CheckpointError, OffloadError
 
 
 def kill_saves(launch, folder, lives, seed):
@@ -101,6 +101,37 @@ def test_ctrl_c_in_a_save_ends_the_save(place, tmp_path, monkeypatch):
         one_step(mine, optimizer, comm.rank, 1)
         assert zero.load(tmp_path / "saved", mine, optimizer, random_state=False).step == 1
         assert len(list((tmp_path / "saved").iterdir())) == 2
+
+    on("1", program)
+
+
+@pytest.mark.parametrize("place", [None, "cpu", "nvme"])
+def test_a_save_in_the_middle_of_a_step_is_refused(place, tmp_path):
+    """Of a handler of SIGTERM, say: half of its tensors would be of the next step."""
+
+    class Interrupted(torch.optim.SGD):
+        handle = None
+
+        def step(self, closure=None):
+            super().step(closure)
+            if Interrupted.handle is not None:
+                Interrupted.handle()
+
+    def program(comm):
+        path = tmp_path if place == "nvme" else None
+        config = zero.Config(offload_optimizer=place, nvme_path=path)
+        Interrupted.handle = None
+        mine, optimizer = shard(comm, make(Tower), config, lambda p: Interrupted(p, lr=0.1))
+        one_step(mine, optimizer, comm.rank, 0)
+        zero.save(tmp_path / "saved", mine, optimizer, step=1)
+        Interrupted.handle = lambda: zero.save(tmp_path / "saved", mine, optimizer, step=2)
+        with pytest.raises(ValueError, match=r"zero.save in the middle of a step"):
+            one_step(mine, optimizer, comm.rank, 1)
+        with pytest.raises((ValueError, OffloadError), match=r"zero.save in the middle of a step"):
+            zero.save(tmp_path / "saved", mine, optimizer, step=2)
+        if place is None:
+            assert zero.load(tmp_path / "saved", mine, optimizer).step == 1
+            zero.save(tmp_path / "saved", mine, optimizer, step=3)
 
     on("1", program)
 

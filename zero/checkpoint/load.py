@@ -129,6 +129,7 @@ def load(
             if streams:
                 agreed(comm)
         _put_buffers(model, buffers)
+    engine.stepper.unfinished = False
     _load_groups(index, optimizer)
     if scheduler is not None:
         scheduler.load_state_dict(decode(index.content["scheduler"]))

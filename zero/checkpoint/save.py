@@ -227,11 +227,17 @@ def save(
         CheckpointError: on all ranks, when one cannot write.
         OffloadError: on all ranks, when one cannot read states from its disk.
         TypeError: a state that is neither a tensor nor plain.
-        ValueError: inside ``full_params``, or a model and optimizer that do not belong together.
+        ValueError: inside ``full_params`` or a step, or a model and optimizer that do not belong
+            together.
     """
     engine = engine_of_both(model, optimizer)
     if engine.gathering.kept:
         raise ValueError("zero.save inside full_params: leave it first, so that edits are taken")
+    if engine.stepper.unfinished:
+        raise ValueError(
+            "zero.save in the middle of a step, or after one that raised: its states are of two"
+            " steps; a handler of a signal sets a flag, and the loop saves after the step"
+        )
     wait_for_pending(engine)
     comm = engine.comm
     with told(comm, engine.faults):
