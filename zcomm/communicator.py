@@ -8,6 +8,7 @@ counters and level indices with their parent.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from zcomm.collectives.all_reduce import all_reduce
 from zcomm.collectives.channel import Channel, in_words
 from zcomm.collectives.reduce_scatter import reduce_scatter
 from zcomm.collectives.wire import Reduction
-from zcomm.errors import ZcommError
+from zcomm.errors import OffloadError, ZcommError
 from zcomm.guard import PAYLOAD_NBYTES, Guard, check_sizes
 from zcomm.hops import CodecSpec
 from zcomm.issue import Issuer
@@ -375,6 +376,14 @@ class Communicator:
         if not self._guard.enabled:
             plain.barrier(self._channel)
 
+    def refuse(self, error: OffloadError) -> None:
+        """Let all ranks raise an error of this one, in the operation that they issue next.
+
+        Returns when they do; ``error.resumable`` says whether they did.
+        """
+        with contextlib.suppress(ZcommError):  # a job that is broken already
+            self._issuer.call(self._guard.refuse, error)
+
     def enqueue(self, function: Callable[[], None]) -> Work[None]:
         """Run host work of this rank in its turn: after all that was issued, before what follows.
 
@@ -414,6 +423,7 @@ class Communicator:
         min_numel: int | None = None,
         label: str = "",
         seed: int | None = None,
+        ready: Callable[[], None] | None = None,
         async_op: bool = False,
     ) -> Any:
         """Gather shards that consist of segments into ``fulls``, where the layouts say.
@@ -422,15 +432,16 @@ class Communicator:
         All items travel in one message per peer and hop. ``label`` names in the handshake what is
         gathered, so that ranks that gather different things of one shape are told so. ``seed``,
         where given, is the one seed of all that this rank encodes with stochastic rounding: the
-        same shard and seed give the same codes in every communicator. Counted as all_gather.
-        Returns ``fulls``.
+        same shard and seed give the same codes in every communicator. ``ready`` is called before
+        ``shards`` are read, in the operation's turn; it may raise OffloadError, which all ranks
+        raise then. Counted as all_gather. Returns ``fulls``.
         """
         draws = self._draws() if seed is None else Draws(check_seed(seed), fixed=True)
         items = arguments.layout_items(shards, fulls, layouts, self.rank, self.size)
         limit = self.min_numel if min_numel is None else min_numel
         made, items = self._planned_gather(items, codec, algorithm, limit)
         words = self._planner.describe(made, label=label)
-        return self._gather(made, items, fulls, words, async_op, draws)
+        return self._gather(made, items, fulls, words, async_op, draws, ready)
 
     def reduce_layout(
         self,
@@ -503,6 +514,11 @@ class Communicator:
             self._stream.call(partial(self._guard.check, "leaving the job", patient=True))
             self._stream.raise_unawaited()
 
+    @property
+    def was_left(self) -> bool:
+        """Whether this rank began to leave in the middle of an operation: the others are in it."""
+        return self._channel.health.left
+
     def __enter__(self) -> Communicator:
         return self
 
@@ -536,13 +552,14 @@ class Communicator:
         words: str,
         async_op: bool,
         draws: Draws,
+        ready: Callable[[], None] | None = None,
     ) -> Any:
         shards, fulls = [item.shard for item in items], [item.full for item in items]
         arrays = made, shards, fulls, draws
         inline = partial(small.all_gather, self._table, words, *arrays)
         execute = partial(all_gather, self._channel, *arrays)
         chosen = inline if small.fits(made) else None
-        return self._issue(words, execute, items, result, async_op, chosen)
+        return self._issue(words, execute, items, result, async_op, chosen, ready)
 
     def _reduce(
         self,
@@ -584,9 +601,10 @@ class Communicator:
         result: Any,
         async_op: bool,
         inline: Callable[[], None] | None = None,
+        ready: Callable[[], None] | None = None,
     ) -> Any:
         self._check_open(words)
-        return self._issuer.issue(words, execute, items, result, async_op, inline)
+        return self._issuer.issue(words, execute, items, result, async_op, inline, ready)
 
     def _run_ready(self, ready: Callable[..., Any], async_op: bool, *arrays: Any) -> Any:
         """Run a small call, see :mod:`zcomm.ready`."""

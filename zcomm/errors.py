@@ -45,7 +45,10 @@ class OffloadError(ZcommError):
     Attributes:
         path: the folder or file.
         offset: in the file, in bytes; None where no place in it is meant.
+        resumable: whether all ranks raised it in the same place, and may go on to communicate.
     """
+
+    resumable = False
 
     def __init__(self, text: str, *, path: str = "", offset: int | None = None) -> None:
         super().__init__(text)

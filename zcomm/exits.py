@@ -3,7 +3,8 @@
 The hooks of ``zcomm.init(abort=True)``. An uncaught exception prints its traceback through the hook
 that was there before, then aborts the job. A rank that leaves (``sys.exit``, the end of the script)
 shakes hands once more, as the operation "leaving the job": the others do the same when they leave,
-or are found in another operation, which ends them all.
+or are found in another operation, which ends them all. One that a signal's handler made leave in
+the middle of an operation cannot: the others wait for messages of that, and nothing else.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def _leave() -> None:
     if not job.is_mine():
         return
     for comm in _OPEN:
+        if comm.was_left:
+            job.abort("this rank left the job in the middle of an operation")
         try:
             comm.leave()
         except Exception as error:

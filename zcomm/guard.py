@@ -9,7 +9,8 @@ every rank and comes from every rank. It travels in a round (:mod:`zcomm.transpo
   (:class:`zcomm.collectives.channel.Gate`), so that encoding lies between.
 
 Where headers differ the descriptions themselves are exchanged, and every rank raises the same
-``CollectiveMismatch``. ``ZCOMM_CHECK=0`` turns headers off, on all ranks alike.
+``CollectiveMismatch``, or the error of a rank that refused (:mod:`zcomm.refusal`).
+``ZCOMM_CHECK=0`` turns headers off, on all ranks alike.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import numpy.typing as npt
 
 from zcomm import environment, patience
 from zcomm.collectives.channel import Channel, in_words
-from zcomm.errors import CollectiveMismatch, CollectiveTimeout
+from zcomm.errors import CollectiveMismatch, CollectiveTimeout, OffloadError, ZcommError
+from zcomm.refusal import refused, words_of
 from zcomm.traffic import Tally
 from zcomm.transports.rounds import Nbytes
 
@@ -34,7 +36,7 @@ PAYLOAD_NBYTES = 4096
 
 _HEADER = struct.Struct("<I12s")
 _SAID = struct.Struct("<I8s")
-_DESCRIPTION_NBYTES = 512
+_DESCRIPTION_NBYTES = 1 << 14
 _SETTINGS_NBYTES = 4096
 
 
@@ -76,6 +78,20 @@ class Guard:
             return
         self.begin(description, self.said(description), 0)
         self.end(description, patient)
+
+    def refuse(self, error: OffloadError) -> None:
+        """Let all ranks raise an error of this one in the next operation, which it does not do.
+
+        Afterwards ``error.resumable`` says whether they have; without headers nobody can be told.
+        """
+        if self.enabled:
+            try:
+                self.check(words_of(error))
+            except OffloadError:
+                pass  # what all ranks raise
+            except ZcommError:
+                return  # they are at other things, or gone: this rank's own error says more
+        error.resumable = self.enabled or self._channel.size == 1
 
     def open(self, description: str) -> None:
         """Begin to compare one call; it is done when the channel's gate is settled."""
@@ -170,6 +186,9 @@ class Guard:
             doing=self._call(description),
             patient=patient,
         )
+        error = refused(texts, self._channel.ranks)
+        if error is not None:
+            raise error
         calls: dict[tuple[str, int], list[int]] = {}
         for rank, said in enumerate(zip(texts, numbers, strict=True)):
             calls.setdefault(said, []).append(rank)

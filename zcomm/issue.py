@@ -15,6 +15,7 @@ from zcomm.arguments import Item
 from zcomm.arrays import View
 from zcomm.collectives.channel import Channel
 from zcomm.device import DeviceMemory, Memory, Operation, device_of
+from zcomm.errors import OffloadError
 from zcomm.guard import Guard
 from zcomm.work import Stream, Work
 
@@ -38,8 +39,12 @@ class Issuer:
         result: Any,
         async_op: bool,
         inline: Callable[[], None] | None = None,
+        ready: Callable[[], None] | None = None,
     ) -> Any:
         """Run one operation: handshake, execution, delivery.
+
+        ``ready``, where given, comes before, in the operation's turn. Where it raises OffloadError
+        this rank sends nothing, and all ranks raise that.
 
         ``inline``, where given, is handshake and execution in one, for host memory and for device
         memory that goes through the host.
@@ -59,6 +64,8 @@ class Issuer:
             words = f"{words} on a device"
 
         def run() -> Any:
+            if ready is not None:
+                self._vouch(ready)
             if inline is not None:
                 inline()
             else:
@@ -73,6 +80,13 @@ class Issuer:
             join = None if operation is None else operation.join
             return self.submit(_placed(run, operation), join)
         return self._finish(run, operation)
+
+    def _vouch(self, ready: Callable[[], None]) -> None:
+        try:
+            ready()
+        except OffloadError as error:
+            self._guard.refuse(error)
+            raise
 
     def call(self, function: Callable[..., T], *arguments: object) -> T:
         """Run what communicates, in its turn, and return its result.

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from zero.edits import absorb, snapshot
 from zero.engine import Engine, engine_of
+from zero.offload.told import told
 from zero.optimizer import gather_gradients, slots_with_gradient
 from zero.reduce import any_rank
 from zero.unit import Buffer, Unit
@@ -56,12 +57,14 @@ def full_params(model: nn.Module) -> Iterator[None]:
 
 def _take_edits(engine: Engine, before: dict[Buffer, list[Tensor]]) -> None:
     edited = []
-    for unit in engine.units:
-        exact = engine.publisher.is_exact(unit)
-        found = [absorb(b, exact=exact, before=before.get(b)) for b in unit.buffers]
-        edited.append(any(found))
-    # An owner sees only edits of its own runs, but versions move on all ranks.
-    for unit, moved in zip(engine.units, any_rank(engine.comm, edited), strict=True):
+    with told(engine.comm, engine.faults):
+        for unit in engine.units:
+            exact = engine.publisher.is_exact(unit)
+            found = [absorb(b, exact=exact, before=before.get(b)) for b in unit.buffers]
+            edited.append(any(found))
+        # An owner sees only edits of its own runs, but versions move on all ranks.
+        moved_anywhere = any_rank(engine.comm, edited)
+    for unit, moved in zip(engine.units, moved_anywhere, strict=True):
         if moved:
             _move(engine, unit)
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from zcomm import Communicator
 from zero.config import Config
 from zero.gather import Gathering
+from zero.offload.drive import Faults
 from zero.offload.engine import Offload
 from zero.optimizer import Stepper
 from zero.publish import Publisher
@@ -63,6 +64,11 @@ class Engine:
     schedule: Schedule
     offload: Offload | None = None
     providers: dict[str, StateProvider] = field(default_factory=dict)
+
+    @property
+    def faults(self) -> Faults | None:
+        """What made it unusable; None where nothing is offloaded."""
+        return None if self.offload is None else self.offload.faults
 
     def __deepcopy__(self, memo: object) -> Engine:
         raise TypeError("a sharded model cannot be copied: copy it before zero.shard")

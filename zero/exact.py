@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zero.engine import Engine, engine_of
+from zero.offload.told import told
 from zero.unit import Buffer, Unit, pack, split
 
 
@@ -33,7 +34,8 @@ def full_state_dict(model: nn.Module, *, root: int | None = None) -> dict[str, T
         raise ValueError("zero.full_state_dict inside full_params: use model.state_dict() there")
     if root is not None and not 0 <= root < engine.comm.size:
         raise ValueError(f"root {root}: possible are 0 to {engine.comm.size - 1}, and None")
-    engine.stepper.take_edits()
+    with told(engine.comm, engine.faults):
+        engine.stepper.take_edits()
     wanted = root is None or root == engine.comm.rank
     whole: dict[int, Tensor] = {}
     for unit in engine.units:
@@ -52,11 +54,12 @@ def full_state_dict(model: nn.Module, *, root: int | None = None) -> dict[str, T
 
 def gather_exact(engine: Engine, unit: Unit) -> list[Tensor]:
     """Gather a unit's parameters as their owners have them, into new memory. A collective."""
-    shards = [exact_shard(buffer) for buffer in unit.buffers]
     fulls = [torch.zeros(b.layout.numel, dtype=b.layout.dtype) for b in unit.buffers]
-    if fulls:
-        layouts = [buffer.layout.all for buffer in unit.buffers]
-        engine.comm.gather_layout(shards, fulls, layouts, label=unit.label)
+    with told(engine.comm, engine.faults):
+        shards = [exact_shard(buffer) for buffer in unit.buffers]
+        if fulls:
+            layouts = [buffer.layout.all for buffer in unit.buffers]
+            engine.comm.gather_layout(shards, fulls, layouts, label=unit.label)
     return fulls
 
 

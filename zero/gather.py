@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from zcomm import Communicator
+from zcomm.errors import OffloadError
 from zcomm.work import Work
 from zero.config import Config
 from zero.edits import absorb, was_edited
 from zero.lend import lend
+from zero.offload.drive import Faults
 from zero.order import Order
 from zero.pool import Pool
 from zero.saved import SavedWeights
@@ -55,6 +57,7 @@ class Gathering:
         config: Config,
         saved: SavedWeights,
         secondary: Secondary | None,
+        faults: Faults,
     ) -> None:
         self._comm = comm
         self._codec = config.weights_codec
@@ -64,6 +67,7 @@ class Gathering:
         self._prefetch = config.prefetch if waits else 0
         self._ahead: dict[Unit, Fetch] = {}
         self._order = Order()
+        self._faults = faults
         self.pool = Pool()
         self.saved = saved
         self.secondary = secondary
@@ -91,7 +95,7 @@ class Gathering:
         if fetch is None:
             fetch = self._fetch(unit, async_op=bool(expected))
         self._issue(expected)
-        fetch.wait()
+        self._await(fetch)
         # Whatever is dropped was issued before, and has ended.
         self._drop([other for other in self._ahead if hint and other not in coming])
         for buffer, full in zip(unit.buffers, fetch.fulls, strict=True):
@@ -143,12 +147,20 @@ class Gathering:
             self._return(self._ahead.pop(unit))
 
     def _return(self, fetch: Fetch) -> None:
-        fetch.wait()
+        self._await(fetch)
         for full in fetch.fulls:
             self.pool.give(full)
 
+    def _await(self, fetch: Fetch) -> None:
+        with self._faults.watch(OffloadError):
+            fetch.wait()
+
     def _fetch(self, unit: Unit, *, async_op: bool) -> Fetch:
         """Begin to write the parameters of a sharded unit to memory of the pool."""
+        with self._faults.watch(OffloadError):
+            return self._begun(unit, async_op=async_op)
+
+    def _begun(self, unit: Unit, *, async_op: bool) -> Fetch:
         fulls = [self.pool.take(b.layout.numel, b.layout.dtype) for b in unit.buffers]
         works: tuple[Work[object], ...] = ()
         if not fulls:
@@ -166,10 +178,11 @@ class Gathering:
                 min_numel=0,
                 label=unit.label,
                 seed=unit.seed(self._seed, self._comm.rank),
+                ready=lent.ready,
                 async_op=async_op,
             )
             given = lent.give_back()
-            works = (*lent.works, work, *given) if async_op else ()
+            works = (work, *given) if async_op else ()
         return Fetch(fulls, unit.version, works)
 
     def reshard(self, unit: Unit) -> None:

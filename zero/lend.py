@@ -1,7 +1,8 @@
 """The shards of a unit for one collective: where they are on disk, they are read for it.
 
-With ``async_op`` the reads, the collective and what gives the memory back run in the order in which
-they were issued, behind the caller; without, the reads have ended when :func:`lend` returns.
+The reads are waited for in the turn of the collective, which is given :attr:`Lent.ready`: where one
+fails this rank sends nothing of what is in its memory, and all ranks of the collective raise. That
+is remembered by who waits for it, and not before, so that all ranks raise in the same place.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Lent:
-    """Shards, one per buffer; they may be read by a collective issued after ``works``."""
+    """Shards, one per buffer; they may be read when ``ready`` has returned."""
 
     shards: list[Tensor]
-    works: tuple[Work[object], ...]
     _comm: Communicator
     _loadings: Sequence[Loading]
     _async_op: bool
+
+    def ready(self) -> None:
+        """Wait until the shards are there; raises OffloadError where one is not."""
+        for loading in self._loadings:
+            loading.wait(noted=False)
 
     def give_back(self) -> tuple[Work[object], ...]:
         """Let go of the shards, behind the collectives issued until now."""
@@ -44,7 +49,7 @@ class Lent:
 
 
 def lend(comm: Communicator, unit: Unit, *, async_op: bool) -> Lent:
-    """Read the shards of a unit that are on disk, for a collective of ``comm``."""
+    """Begin to read the shards of a unit that are on disk, for a collective of ``comm``."""
     shards: list[Tensor] = []
     loadings: list[Loading] = []
     for buffer in unit.buffers:
@@ -54,12 +59,4 @@ def lend(comm: Communicator, unit: Unit, *, async_op: bool) -> Lent:
         else:
             assert buffer.shard is not None
             shards.append(buffer.shard)
-
-    def wait() -> None:
-        for loading in loadings:
-            loading.wait()
-
-    if loadings and async_op:
-        return Lent(shards, (cast("Work[object]", comm.enqueue(wait)),), comm, loadings, async_op)
-    wait()
-    return Lent(shards, (), comm, loadings, async_op)
+    return Lent(shards, comm, loadings, async_op)

@@ -24,8 +24,10 @@ from zcomm import Communicator, ZcommError
 from zero.config import Config
 from zero.edits import absorb, was_edited
 from zero.gather import Gathering
+from zero.offload.drive import Faults
 from zero.offload.step import BlockStep
 from zero.offload.stepping import Stepping, calls_the_step_of_its_base, replace_step
+from zero.offload.told import agreed, told
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
 from zero.scaling import LossScaler
@@ -45,6 +47,7 @@ class Stepper:
         tensor_parallel: the other ranks that the model is split over, which count in the norm.
         num_skipped: steps that were skipped because a gradient was not finite.
         skipped: whether the last step was.
+        unfinished: whether a step is in its middle, or ended there: states are of two steps.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Stepper:
         reducer: Reducer,
         publisher: Publisher,
         gathering: Gathering,
+        faults: Faults,
         blocks: BlockStep | None = None,
     ) -> None:
         self._comm = comm
@@ -64,11 +68,13 @@ class Stepper:
         self._reducer = reducer
         self._publisher = publisher
         self._gathering = gathering
+        self._faults = faults
         self._blocks = blocks
         self.tensor_parallel: TensorParallel | None = None
         self._aside: list[tuple[Master, Tensor | None]] = []
         self.scaler = LossScaler(config.loss_scaling)
         self.skipped = False
+        self.unfinished = False
         self._consecutive = 0
         self.num_skipped = 0
 
@@ -161,6 +167,7 @@ class Stepper:
             self._unscale()
         else:
             self._blocks.inverse = 1 / self.scaler.scale
+        self.unfinished = True
         return args, kwargs
 
     def _unscale(self) -> None:
@@ -204,13 +211,17 @@ class Stepper:
         if not self.skipped:
             self.scaler.update(skipped=False)
         self._tell_scale()
-        if not self.skipped and self._blocks is None:
+        with told(self._comm, self._faults):
+            if not self.skipped and self._blocks is None:
+                for unit in self._units:
+                    self._publisher.publish(unit)
             for unit in self._units:
-                self._publisher.publish(unit)
-        for unit in self._units:
-            for buffer in unit.buffers:
-                if buffer.stored is not None:
-                    buffer.stored.settle()
+                for buffer in unit.buffers:
+                    if buffer.stored is not None:
+                        buffer.stored.settle()
+            if self._config.on_disk:
+                agreed(self._comm)
+        self.unfinished = False
 
     def _set_aside(self, master: Master, grad: Tensor) -> None:
         self._aside.append((master, master.tensor.grad))

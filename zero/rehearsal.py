@@ -17,10 +17,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from topology import Topology
-from zcomm import Codec, Communicator
+from zcomm import Communicator
 from zcomm.hops import CodecSpec
 from zcomm.layout import Layout
 from zcomm.plan import Plan
@@ -196,9 +196,6 @@ class _WithoutResiduals(TwoHops):
 
 class _WithoutCodes(Secondary):
     """Codes are values; their number follows from the layouts."""
-
-    def _encode(self, unit: Unit, codec: Codec) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8)
 
     def _decode(self, *unused: object) -> None:
         pass

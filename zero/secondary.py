@@ -15,8 +15,9 @@ the topology.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from topology import Topology
 from zcomm import Codec, Communicator
 from zcomm.arrays import Memory, view
 from zcomm.device import kernels_of
+from zcomm.errors import OffloadError
 from zcomm.layout import Layout, Segment
 from zcomm.work import Work
 from zero.differences import Differences
@@ -119,26 +121,35 @@ class Secondary:
         current = self._slices.get(unit)
         if current is None:
             current = self._slices[unit] = Slice([], -1)
-        in_codes = codec is not None and self._codes
-        works: list[Any] = []
-        if self._differences is not None and codec is not None:
-            works += self._follow(unit, codec, current, async_op)
-        elif current.version != unit.version:
-            fill = self._fill_codes if in_codes else self._fill
-            current.held, filled = fill(unit, codec, async_op)
-            current.version = unit.version
-            works += filled
-        if in_codes:
-            assert codec is not None
-            works += self._spread_codes(unit, codec, current.held[0], fulls, async_op)
+        try:
+            works = self._filled(unit, codec, current, async_op)
+        except OffloadError as error:
+            # All of the rail have raised it; the group waits for this rank.
+            self.group.refuse(error)
+            raise
+        ready = partial(_check_filled, tuple(works)) if async_op else None
+        if codec is not None and self._codes:
+            held = current.held[0]
+            works += self._spread_codes(unit, codec, held, fulls, ready, async_op)
         else:
             layouts = [self._group_layout(buffer) for buffer in unit.buffers]
             works.append(
                 self.group.gather_layout(
-                    current.held, fulls, layouts, label=unit.label, async_op=async_op
+                    current.held, fulls, layouts, label=unit.label, ready=ready, async_op=async_op
                 )
             )
         return tuple(works) if async_op else ()
+
+    def _filled(self, unit: Unit, codec: Codec | None, current: Slice, async_op: bool) -> list[Any]:
+        """Bring a slice to the unit's version; return the works that do."""
+        if self._differences is not None and codec is not None:
+            return self._follow(unit, codec, current, async_op)
+        if current.version == unit.version:
+            return []
+        fill = self._fill_codes if codec is not None and self._codes else self._fill
+        current.held, works = fill(unit, codec, async_op)
+        current.version = unit.version
+        return works
 
     def _follow(self, unit: Unit, codec: Codec, current: Slice, async_op: bool) -> list[Any]:
         """Bring a persistent slice to the unit's version; see :mod:`zero.differences`."""
@@ -164,9 +175,16 @@ class Secondary:
             if buffer in unit.trainable
         ]
         layouts = [differences.layout(buffer) for buffer, _ in moved]
-        own = [differences.own(buffer) for buffer, _ in moved]
+        # Made in inference mode they could not be filled by another thread.
+        with torch.inference_mode(False):
+            own = [torch.empty(sum(m.run.numel for m in buffer.masters)) for buffer, _ in moved]
         fulls = [torch.empty(layout.numel) for layout in layouts]
         seed = unit.seed(self._seed, self._rank)
+
+        def find() -> None:
+            for (buffer, _), place in zip(moved, own, strict=True):
+                place.copy_(differences.own(buffer))
+
         work = self.rail.gather_layout(
             own,
             fulls,
@@ -175,6 +193,7 @@ class Secondary:
             min_numel=0,
             label=unit.label,
             seed=seed,
+            ready=find,
             async_op=async_op,
         )
 
@@ -206,40 +225,50 @@ class Secondary:
             min_numel=0,
             label=unit.label,
             seed=unit.seed(self._seed, self._rank),
+            ready=lent.ready,
             async_op=async_op,
         )
-        works = [*lent.works, work, *lent.give_back()]
-        return held, works
+        return held, [work, *lent.give_back()]
 
     def _fill_codes(
         self, unit: Unit, codec: Codec | None, async_op: bool
     ) -> tuple[list[Tensor], list[Any]]:
         assert codec is not None
-        own = self._encode(unit, codec)
+        seed = unit.seed(self._seed, self._rank)
+        lent = lend(self.rail, unit, async_op=async_op)
+        nbytes = sum(_wire_nbytes(buffer, codec, self._rank) for buffer in unit.buffers)
+        with torch.inference_mode(False):
+            own = torch.empty(nbytes, dtype=torch.uint8)
+
+        def encode() -> None:
+            lent.ready()
+            wires = [
+                codec.encode(shard, seed=seed, segments=buffer.layout.all.lengths(self._rank))
+                for shard, buffer in zip(lent.shards, unit.buffers, strict=True)
+            ]
+            np.concatenate(wires, out=own.numpy())
+
         layout = self._codes_layout(unit, codec, (self._rails[self._position],))
         rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
         held = torch.empty(layout.numel, dtype=torch.uint8)
-        work = self.rail.gather_layout([own], [held], [rail], label=unit.label, async_op=async_op)
-        return [held], [work]
-
-    def _encode(self, unit: Unit, codec: Codec) -> Tensor:
-        """Return the codes of this rank's shards, one after the other."""
-        seed = unit.seed(self._seed, self._rank)
-        lent = lend(self.rail, unit, async_op=False)
-        wires = [
-            codec.encode(shard, seed=seed, segments=buffer.layout.all.lengths(self._rank))
-            for shard, buffer in zip(lent.shards, unit.buffers, strict=True)
-        ]
-        lent.give_back()
-        return torch.from_numpy(np.concatenate(wires))
+        work = self.rail.gather_layout(
+            [own], [held], [rail], label=unit.label, ready=encode, async_op=async_op
+        )
+        return [held], [work, *lent.give_back()]
 
     def _spread_codes(
-        self, unit: Unit, codec: Codec, held: Tensor, fulls: Sequence[Tensor], async_op: bool
+        self,
+        unit: Unit,
+        codec: Codec,
+        held: Tensor,
+        fulls: Sequence[Tensor],
+        ready: Callable[[], None] | None,
+        async_op: bool,
     ) -> list[Any]:
         layout = self._codes_layout(unit, codec, tuple(self._rails))
         memory = torch.empty(layout.numel, dtype=torch.uint8)
         work = self.group.gather_layout(
-            [held], [memory], [layout], label=unit.label, async_op=async_op
+            [held], [memory], [layout], label=unit.label, ready=ready, async_op=async_op
         )
 
         def decode() -> None:
@@ -300,6 +329,13 @@ class Secondary:
             )
             self._layouts[key] = Layout(dtype_name(buffer.layout.dtype), shards)
         return self._layouts[key]
+
+
+def _check_filled(works: Sequence[Work[object]]) -> None:
+    """Raise what kept a slice from being filled: nothing of it may be sent."""
+    for work in works:
+        if isinstance(work.error, OffloadError):
+            raise work.error
 
 
 def _wire_nbytes(buffer: Buffer, codec: Codec, rank: int) -> int:

@@ -23,6 +23,7 @@ from zero.layout import BufferLayout, UnitModules, find_units, lay_out
 from zero.meta import Init, is_meta, materialise
 from zero.offload.drive import Faults
 from zero.offload.engine import Offload
+from zero.offload.told import agreed, told
 from zero.offload.trial import check_blocks, check_states_on_disk
 from zero.optimizer import Stepper
 from zero.publish import Publisher
@@ -74,6 +75,7 @@ def shard(
     Raises:
         ValueError: a model, optimizer or configuration that cannot be sharded, or that is not the
             same on all ranks.
+        OffloadError: on all ranks, when the disk of one cannot hold what it is to.
     """
     config = config or Config()
     if is_sharded(model) or is_sharded(optimizer):
@@ -91,17 +93,20 @@ def shard(
     owners = comm.topology.ownership()
     layouts = [lay_out(u.parameters, owners, config.piece_numel, trained) for u in found]
     _check_alike(comm, layouts, (model, optimizer, config))
-    offload = open_offload(config, comm)
-    units = _make_units(model, found, layouts, comm, config, init, offload)
+    with told(comm):
+        offload = open_offload(config, comm)
+        units = _make_units(model, found, layouts, comm, config, init, offload)
     for tensor in model.buffers():
         _broadcast(comm, tensor)
     engine = assemble(comm, config, units, offload)
     prefer_fused(optimizer)
     replace_parameters(optimizer, units)
     if offload is not None:
-        for unit in units:
-            offload.take_states(optimizer, unit.trainable)
-        offload.reserve_states(optimizer, units)
+        with told(comm):
+            for unit in units:
+                offload.take_states(optimizer, unit.trainable)
+            offload.reserve_states(optimizer, units)
+            agreed(comm)
     for unit in units:
         engine.publisher.publish_first(unit)
         if unit.state is State.SHARDED:  # a meta model's
@@ -223,6 +228,7 @@ def assemble(
     comm: Communicator, config: Config, units: tuple[Unit, ...], offload: Offload | None = None
 ) -> Engine:
     """Return what gathers, reduces, steps and publishes units. A collective."""
+    faults = Faults() if offload is None else offload.faults
     secondary = None
     if config.secondary is not None:
         codes = config.secondary_codec is not None
@@ -235,11 +241,10 @@ def assemble(
     reducer = Reducer(comm, config, units)
     publisher = Publisher(comm, config)
     saved = SavedWeights(lambda unit: schedule.enter_backward(unit))
-    gathering = Gathering(comm, config, saved, secondary)
-    faults = Faults() if offload is None else offload.faults
+    gathering = Gathering(comm, config, saved, secondary, faults)
     schedule = Schedule(units, gathering, reducer, faults)
-    blocks = None if offload is None else offload.block_step(units, publisher)
-    stepper = Stepper(comm, config, units, reducer, publisher, gathering, blocks)
+    blocks = None if offload is None else offload.block_step(comm, units, publisher)
+    stepper = Stepper(comm, config, units, reducer, publisher, gathering, faults, blocks)
     return Engine(comm, config, units, gathering, reducer, publisher, stepper, schedule, offload)
 
 

@@ -261,6 +261,16 @@ def hidden(like: Tensor) -> Tensor:
     return torch.tensor(torch.nan, dtype=like.dtype).expand(like.shape)
 
 
+def check_hidden(tensor: Tensor, name: str) -> None:
+    """Raise ValueError where a hidden tensor was written to; of one element torch allows that."""
+    if tensor.numel() == 1 and not bool(tensor.isnan().all()):
+        tensor.fill_(torch.nan)
+        raise ValueError(
+            f"the optimizer's tensor of {name}, one element, was written to, and its value is on"
+            " disk: edit the parameter, in zero.full_params (in stages 1 and 2 in place)"
+        )
+
+
 def split(compact: Tensor, runs: Iterable[Run]) -> list[Tensor]:
     """Return views of runs that lie one after the other in a 1-D tensor, which may be longer."""
     views = []

@@ -9,7 +9,7 @@ import torch
 import zcomm
 from tests.collectives import checks
 from tests.collectives.worlds import Never, on
-from zcomm import CollectiveMismatch, CollectiveTimeout
+from zcomm import CollectiveMismatch, CollectiveTimeout, OffloadError
 from zcomm.layout import Layout
 
 X = np.zeros(8, np.float32)
@@ -357,3 +357,39 @@ def test_a_forked_child_may_not_use_the_communicator(launch):
     assert ended.returncode == 0, ended.stderr
     assert "status 7" in ended.stdout
     assert "fork" in ended.stdout
+
+
+@pytest.mark.parametrize("use", [lambda c: c.all_reduce(X.copy()), lambda c: c.barrier()])
+def test_a_rank_that_refuses(use):
+    """All ranks raise its error where the others are, and may go on; a path may be of any kind."""
+    path = "/scheibe/größe \n" + 900 * "盘"
+
+    def program(comm):
+        if comm.rank == 1:
+            error = OffloadError("no disk", path=path, offset=4096)
+            comm.refuse(error)
+        else:
+            with pytest.raises(OffloadError, match=r"^rank 1: no disk$") as caught:
+                use(comm)
+            error = caught.value
+        assert (error.path, error.offset, error.resumable) == (path, 4096, True)
+        assert comm.all_reduce(np.ones(1, np.float32))[0] == 3
+
+    zcomm.run_local(program, 3)
+
+
+def test_a_rank_that_is_not_ready():
+    def program(comm):
+        def ready():
+            if comm.rank == 1:
+                raise OffloadError("no disk")
+
+        full = np.zeros(32, np.float32)
+        work = comm.gather_layout([X], [full], [UNIT], ready=ready, async_op=True)
+        after = comm.all_reduce(np.ones(1, np.float32), async_op=True)
+        with pytest.raises(OffloadError, match="no disk"):
+            work.wait()
+        assert after.wait()[0] == 4
+        assert not full.any()
+
+    zcomm.run_local(program, 4)

@@ -35,6 +35,13 @@ def test_exit_text_on_one_rank(launch):
     assert run.stderr.count("the words of rank 1") == 1
 
 
+def test_exit_in_the_middle_of_an_operation(launch):
+    """Of a handler, say of SIGTERM: the others have its handshake, and would wait for the rest."""
+    run = launch(PROGRAM, "exit-in-a-handler", "come-late", num_ranks=2, timeout=60)
+    check_ended_by_rank_1(run)
+    assert "zcomm[1]: this rank left the job in the middle of an operation" in run.stderr
+
+
 def test_program_without_failure_ends_with_all_ranks_at_the_end(launch):
     run = launch(PROGRAM, "succeed", "wait", num_ranks=3, timeout=60)
     assert run.returncode == 0

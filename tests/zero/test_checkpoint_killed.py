@@ -1,6 +1,7 @@
 """A save that is killed leaves the checkpoint before it (C3), and random state comes back."""
 
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 import zero
+import zero.checkpoint.save as save_module
 from tests.zero.models import Tower, make
 from tests.zero.runs import assert_same_bits, on, shard, whole
 from tests.zero.test_checkpoint import one_step
-from zcomm.errors import CheckpointError
+from zcomm.errors import CheckpointError, OffloadError
 
 
 def kill_saves(launch, folder, lives, seed):
@@ -75,6 +77,90 @@ def test_a_save_that_stops_at_any_point_leaves_the_one_before(point, tmp_path, m
     # What the stopped save left is gone; what is not ours is not touched.
     assert mine_too.is_dir()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("place", [None, "nvme"])
+def test_ctrl_c_in_a_save_ends_the_save(place, tmp_path, monkeypatch):
+    """Whoever goes on training does not write into a checkpoint that somebody else completes."""
+    writers = []
+
+    def interrupted(*arguments):
+        writers.append(threading.current_thread())
+        raise KeyboardInterrupt
+
+    def program(comm):
+        config = zero.Config(offload_optimizer=place, nvme_path=place and tmp_path)
+        mine, optimizer = shard(comm, make(Tower), config)
+        zero.save(tmp_path / "saved", mine, optimizer, step=1)
+        one_step(mine, optimizer, comm.rank, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr("zero.checkpoint.save.write_tensors", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                zero.save(tmp_path / "saved", mine, optimizer, step=2)
+        assert writers == [threading.current_thread()]
+        one_step(mine, optimizer, comm.rank, 1)
+        assert zero.load(tmp_path / "saved", mine, optimizer, random_state=False).step == 1
+        assert len(list((tmp_path / "saved").iterdir())) == 2
+
+    on("1", program)
+
+
+@pytest.mark.parametrize("place", [None, "cpu", "nvme"])
+def test_a_save_in_the_middle_of_a_step_is_refused(place, tmp_path):
+    """Of a handler of SIGTERM, say: half of its tensors would be of the next step."""
+
+    class Interrupted(torch.optim.SGD):
+        handle = None
+
+        def step(self, closure=None):
+            super().step(closure)
+            if Interrupted.handle is not None:
+                Interrupted.handle()
+
+    def program(comm):
+        path = tmp_path if place == "nvme" else None
+        config = zero.Config(offload_optimizer=place, nvme_path=path)
+        Interrupted.handle = None
+        mine, optimizer = shard(comm, make(Tower), config, lambda p: Interrupted(p, lr=0.1))
+        one_step(mine, optimizer, comm.rank, 0)
+        zero.save(tmp_path / "saved", mine, optimizer, step=1)
+        Interrupted.handle = lambda: zero.save(tmp_path / "saved", mine, optimizer, step=2)
+        with pytest.raises(ValueError, match=r"zero.save in the middle of a step"):
+            one_step(mine, optimizer, comm.rank, 1)
+        with pytest.raises((ValueError, OffloadError), match=r"zero.save in the middle of a step"):
+            zero.save(tmp_path / "saved", mine, optimizer, step=2)
+        if place is None:
+            assert zero.load(tmp_path / "saved", mine, optimizer).step == 1
+            zero.save(tmp_path / "saved", mine, optimizer, step=3)
+
+    on("1", program)
+
+
+def test_a_save_is_waited_for_again_where_that_was_interrupted(tmp_path, monkeypatch):
+    """Else the next one would write beside it, and the first to end remove the other's files."""
+    may_write, real = threading.Event(), save_module.write_tensors
+
+    def slow(*arguments):
+        assert may_write.wait(60)
+        return real(*arguments)
+
+    def interrupted(thread):
+        monkeypatch.undo()
+        may_write.set()
+        raise KeyboardInterrupt
+
+    def program(comm):
+        mine, optimizer = shard(comm, make(Tower), zero.Config())
+        monkeypatch.setattr(save_module, "write_tensors", slow)
+        saving = zero.save(tmp_path, mine, optimizer, step=1, async_op=True)
+        monkeypatch.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            saving.wait()
+        zero.save(tmp_path, mine, optimizer, step=2)
+        assert saving.done()
+        assert zero.load(tmp_path, mine, optimizer, random_state=False).step == 2
+
+    on("1", program)
 
 
 def test_a_first_save_that_did_not_end_is_no_checkpoint(tmp_path):

@@ -44,6 +44,8 @@ class Health:
     def __init__(self) -> None:
         self.gate = Gate()
         self._reason = ""
+        self.left = False
+        """Whether ``sys.exit`` ended an operation in its middle, in a handler of a signal say."""
 
     def check(self) -> None:
         """Raise ZcommError where an operation ended in its middle."""
@@ -62,6 +64,7 @@ class Health:
         except BaseException as error:
             if self.gate.waiting is None and not getattr(error, "resumable", False):
                 self._reason = f"{type(error).__name__}: {error}"
+                self.left = isinstance(error, SystemExit)
             raise
 
 

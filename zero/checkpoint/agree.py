@@ -8,26 +8,32 @@ from contextlib import contextmanager
 import numpy as np
 
 from zcomm import Communicator
-from zcomm.errors import CheckpointError
+from zcomm.errors import CheckpointError, OffloadError
+from zero.offload.drive import Faults
+from zero.offload.told import told
 
 _NBYTES = 1024
 
 
 @contextmanager
-def together(comm: Communicator) -> Iterator[None]:
+def together(comm: Communicator, faults: Faults | None = None) -> Iterator[None]:
     """Run a part that is no collective itself, and raise on all ranks if it raises on one.
 
     Raises:
         CheckpointError: on the other ranks, with the first failed rank's number and message.
+        OffloadError: on the other ranks, where that is what a rank raised; ``faults`` remember it.
     """
-    try:
-        yield
-    except Exception as error:
-        _exchange(comm, f"{error}" or type(error).__name__)
-        raise
-    for rank, text in enumerate(_exchange(comm, "")):
-        if text:
-            raise CheckpointError(f"rank {rank}: {text}")
+    with told(comm, faults):
+        try:
+            yield
+        except OffloadError:
+            raise
+        except Exception as error:
+            _exchange(comm, f"{error}" or type(error).__name__)
+            raise
+        for rank, text in enumerate(_exchange(comm, "")):
+            if text:
+                raise CheckpointError(f"rank {rank}: {text}")
 
 
 def _exchange(comm: Communicator, text: str) -> list[str]:

@@ -40,6 +40,7 @@ from zero.edits import note_versions
 from zero.engine import Engine, engine_of_both
 from zero.exact import spread
 from zero.layout import Run, Slot, dtype_name
+from zero.offload.told import agreed, told
 from zero.unit import Buffer, Master, Unit, split
 
 logger = logging.getLogger("zcomm")
@@ -98,6 +99,7 @@ def load(
     Raises:
         CheckpointError: on all ranks: a file that is missing or was changed, a save that did not
             end, another model or optimizer. The message names the file, or the parameter.
+        OffloadError: on all ranks, when the disk of one cannot hold what it is to.
         ValueError: inside ``full_params``, or a model and optimizer that do not belong together.
     """
     engine = engine_of_both(model, optimizer)
@@ -122,8 +124,12 @@ def load(
                 if streams:
                     with together(comm):
                         read[unit] = _read(index, reader, engine, unit)
-                _put(index, engine, optimizer, unit, read.pop(unit))
+                with told(comm):
+                    _put(index, engine, optimizer, unit, read.pop(unit))
+            if streams:
+                agreed(comm)
         _put_buffers(model, buffers)
+    engine.stepper.unfinished = False
     _load_groups(index, optimizer)
     if scheduler is not None:
         scheduler.load_state_dict(decode(index.content["scheduler"]))

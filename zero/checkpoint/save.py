@@ -40,6 +40,8 @@ from zero.checkpoint.files import (
 )
 from zero.checkpoint.plain import encode
 from zero.engine import Engine, engine_of_both
+from zero.offload.drive import Faults
+from zero.offload.told import told
 
 FORMAT = "zero checkpoint 1"
 # A rank that has not written its part this long after the last one did is given up.
@@ -51,16 +53,27 @@ _pending: WeakKeyDictionary[Engine, Saving] = WeakKeyDictionary()
 
 
 class Saving:
-    """A save that may still be writing."""
+    """A save that may still be writing.
 
-    def __init__(self, comm: Communicator, job: _Job) -> None:
+    What is written behind the caller is a copy. Without one the caller itself writes: a Ctrl-C ends
+    the save with the call, and no training that goes on gets into the checkpoint.
+    """
+
+    def __init__(
+        self, comm: Communicator, job: _Job, faults: Faults | None, *, behind: bool
+    ) -> None:
         self._comm = comm
+        self._faults = faults
         self._job = job
         self._error: BaseException | None = None
         self._waited = False
-        # Not a daemon: a program that ends right after finishes its checkpoint.
-        self._thread = threading.Thread(target=self._write, name="zero.save")
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if behind:
+            # Not a daemon: a program that ends right after finishes its checkpoint.
+            self._thread = threading.Thread(target=self._write, name="zero.save")
+            self._thread.start()
+        else:
+            self._write()
 
     def _write(self) -> None:
         try:
@@ -71,7 +84,12 @@ class Saving:
 
     def done(self) -> bool:
         """Tell whether this rank has written what it writes; no collective."""
-        return not self._thread.is_alive()
+        return self._thread is None or not self._thread.is_alive()
+
+    @property
+    def waited(self) -> bool:
+        """Whether :meth:`wait` has nothing left to do."""
+        return self._waited
 
     def wait(self) -> None:
         """Return when the checkpoint is complete on disk. A collective, once.
@@ -81,10 +99,11 @@ class Saving:
         """
         if self._waited:
             return
+        if self._thread is not None:
+            self._thread.join()
         self._waited = True
-        self._thread.join()
         try:
-            with together(self._comm):
+            with together(self._comm, self._faults):
                 if self._error is not None:
                     raise self._error
         except BaseException:
@@ -206,16 +225,24 @@ def save(
 
     Raises:
         CheckpointError: on all ranks, when one cannot write.
+        OffloadError: on all ranks, when one cannot read states from its disk.
         TypeError: a state that is neither a tensor nor plain.
-        ValueError: inside ``full_params``, or a model and optimizer that do not belong together.
+        ValueError: inside ``full_params`` or a step, or a model and optimizer that do not belong
+            together.
     """
     engine = engine_of_both(model, optimizer)
     if engine.gathering.kept:
         raise ValueError("zero.save inside full_params: leave it first, so that edits are taken")
+    if engine.stepper.unfinished:
+        raise ValueError(
+            "zero.save in the middle of a step, or after one that raised: its states are of two"
+            " steps; a handler of a signal sets a flag, and the loop saves after the step"
+        )
     wait_for_pending(engine)
     comm = engine.comm
-    engine.stepper.take_edits()
-    with together(comm):
+    with told(comm, engine.faults):
+        engine.stepper.take_edits()
+    with together(comm, engine.faults):
         common = {
             "format": FORMAT,
             **describe(engine, model, optimizer),
@@ -232,7 +259,7 @@ def save(
             job.make_folder()
     with together(comm):
         job.check_folder()
-    saving = _pending[engine] = Saving(comm, job)
+    saving = _pending[engine] = Saving(comm, job, engine.faults, behind=async_op)
     if not async_op:
         wait_for_pending(engine)
     return saving
@@ -240,6 +267,10 @@ def save(
 
 def wait_for_pending(engine: Engine) -> None:
     """Wait for a save that is still writing. A collective where there is one."""
-    saving = _pending.pop(engine, None)
+    saving = _pending.get(engine)
     if saving is not None:
-        saving.wait()
+        try:
+            saving.wait()
+        finally:
+            if saving.waited:
+                _pending.pop(engine, None)

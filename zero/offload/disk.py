@@ -49,10 +49,10 @@ class Loading:
         self._pending = pending
         self.tensor = memory.view(dtype)
 
-    def wait(self) -> Tensor:
+    def wait(self, *, noted: bool = True) -> Tensor:
         """Return the tensor when it has been read, and its checksum is right."""
         if self._pending is not None:
-            self._pending.wait()
+            self._pending.wait(noted=noted)
             self._pending = None
         return self.tensor
 

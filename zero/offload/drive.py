@@ -37,11 +37,11 @@ class Faults:
         self._error = self._error or error
 
     @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Remember whatever is raised inside."""
+    def watch(self, kind: type[BaseException] = BaseException) -> Iterator[None]:
+        """Remember what is raised inside, if it is of a kind."""
         try:
             yield
-        except BaseException as error:
+        except kind as error:
             self.note(error)
             raise
 
@@ -53,8 +53,11 @@ class Watched:
         self._pending = pending
         self._faults = faults
 
-    def wait(self) -> None:
-        """Wait for it; raises OffloadError where it failed."""
+    def wait(self, *, noted: bool = True) -> None:
+        """Wait for it; raises OffloadError where it failed, which is remembered unless told so."""
+        if not noted:
+            self._pending.wait()
+            return
         with self._faults.watch():
             self._pending.wait()
 

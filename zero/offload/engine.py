@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
+from zcomm import Communicator
 from zero.config import Config
 from zero.elementwise import states_to_come
 from zero.offload.blocks import cut_blocks
@@ -92,11 +93,14 @@ class Offload:
             # What is freed stays the file's.
             self.drive.free(self.drive.allocate("states", nbytes))
 
-    def block_step(self, units: Sequence[Unit], publisher: Publisher) -> BlockStep | None:
+    def block_step(
+        self, comm: Communicator, units: Sequence[Unit], publisher: Publisher
+    ) -> BlockStep | None:
         """Return the step in blocks, where the optimizer is offloaded."""
         if self._config.offload_optimizer is None:
             return None
         return BlockStep(
+            comm,
             units,
             publisher,
             self.faults,

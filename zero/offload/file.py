@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import threading
 import weakref
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from zcomm.errors import OffloadError
 from zero.offload.memory import ALIGNMENT, Memory, mapped, rounded
 
+_OURS = re.compile(r"\.zcomm-swap-[0-9a-f]{16}")
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR}
 # The C library's stand-in writes single bytes, which direct I/O refuses with EINVAL.
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -213,7 +215,23 @@ def _unnamed(folder: str, flags: int) -> int:
     except OSError as error:
         if error.errno not in _NO_TMPFILE:
             raise
+    _sweep(folder)
     path = os.path.join(folder, f".zcomm-swap-{secrets.token_hex(8)}")
     descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(path)
+    with contextlib.suppress(FileNotFoundError):  # swept
+        os.unlink(path)
     return descriptor
+
+
+def _sweep(folder: str) -> None:
+    """Remove the names of processes that were killed between making a file and unlinking it.
+
+    Such a file is empty. One of a process that lives loses the name that it was about to remove.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another rank removed it
+                if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    found = entry.stat(follow_symlinks=False)
+                    if found.st_size == 0 and found.st_uid == os.geteuid():
+                        os.unlink(entry.path)

@@ -26,14 +26,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from zcomm import Communicator
 from zero.edits import differs, slot_was_edited
 from zero.offload.blocks import cut_blocks
 from zero.offload.drive import Faults
 from zero.offload.opened import gradient, part
 from zero.offload.pipeline import Job, Pipeline
 from zero.offload.stepping import States, Stepping, refuse_state_dict, replace_step
+from zero.offload.told import told
 from zero.publish import Publisher
-from zero.unit import Buffer, Unit
+from zero.unit import Buffer, Unit, check_hidden
 
 Pieces = Sequence[tuple[Tensor, States]]
 
@@ -52,6 +54,7 @@ class BlockStep:
 
     def __init__(
         self,
+        comm: Communicator,
         units: Sequence[Unit],
         publisher: Publisher,
         faults: Faults,
@@ -59,6 +62,7 @@ class BlockStep:
         stage: int,
         block_numel: int,
     ) -> None:
+        self._comm = comm
         self._units = [unit for unit in units if unit.trainable]
         self._publisher = publisher
         self._faults = faults
@@ -84,11 +88,15 @@ class BlockStep:
             refuse_state_dict(optimizer)
 
     def check(self) -> None:
-        """Raise OffloadError where a step before ended in its middle."""
+        """Raise OffloadError where a step before ended in its middle, ValueError after a write."""
         self._faults.check()
+        for buffer in self._blocks:
+            if buffer.columns is not None:
+                for master in buffer.masters:
+                    check_hidden(master.tensor, buffer.layout.slots[master.run.slot].name)
 
     def _run(self, stepping: Stepping) -> Any:
-        with self._faults.watch():
+        with told(self._comm), self._faults.watch():
             if not self.skipped and self._blocks_save_nothing(stepping.optimizer):
                 self._step_whole(stepping)
                 return stepping.result

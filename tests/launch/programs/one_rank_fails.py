@@ -3,6 +3,7 @@
 Every rank that gets to the end says so: no rank may.
 """
 
+import signal
 import sys
 import time
 
@@ -18,6 +19,10 @@ def fail(how: str) -> None:
         sys.exit(1)
     if how == "exit-text":
         sys.exit("the words of rank 1")
+    if how == "exit-in-a-handler":
+        # In the middle of the operation: the others come to it later, and find its handshake.
+        signal.signal(signal.SIGALRM, lambda *_: sys.exit(1))
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
 
 
 def main(how: str, others: str) -> None:
@@ -27,7 +32,9 @@ def main(how: str, others: str) -> None:
         fail(how)
     elif others == "compute":
         time.sleep(600)
-    comm.all_reduce(np.ones(1000, np.float32))
+    elif others == "come-late":
+        time.sleep(1.5)
+    comm.all_reduce(np.ones(1 << 20, np.float32))
     # One write: mpirun would put the lines of ranks that write at the same time into each other.
     sys.stdout.write(f"rank {comm.rank} reached the end\n")
 

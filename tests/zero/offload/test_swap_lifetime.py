@@ -140,6 +140,28 @@ def test_a_file_system_without_unnamed_files(tmp_path, monkeypatch):
         assert same(read_back(swap, extent, data), data)
 
 
+def test_names_of_killed_processes_are_swept_and_nothing_else(tmp_path, monkeypatch):
+    """Where names are needed: killed before it unlinked, a process leaves an empty file."""
+    real, ours = os.open, ".zcomm-swap-0123456789abcdef"
+
+    def refusing(path, flags, *args, **kwargs):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, os.strerror(95))
+        return real(path, flags, *args, **kwargs)
+
+    kept = {ours + "0", "zcomm-swap-0123456789abcdef", ".zcomm-swap-0123456789ABCDEF"}
+    full, link, folder = (f".zcomm-swap-{n:016x}" for n in range(3))
+    for name in (ours, *kept):
+        (tmp_path / name).touch()
+    (tmp_path / full).write_text("a user's")
+    (tmp_path / "user").touch()
+    (tmp_path / link).symlink_to(tmp_path / "user")
+    (tmp_path / folder).mkdir()
+    monkeypatch.setattr(os, "open", refusing)
+    with Swap(tmp_path, rank=0):
+        assert set(os.listdir(tmp_path)) == kept | {full, link, folder, "user"}
+
+
 def test_a_forked_child_neither_uses_nor_harms_it(tmp_path):
     with Swap(tmp_path, rank=0, buffer_nbytes=PIECE) as swap:
         extent = swap.allocate("w", 3 * PIECE)
