@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -16,25 +17,39 @@ from zcomm.errors import OffloadError
 from zero.offload.swap import Extent, Pending, Swap
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """What an error said. Not the error: its frames hold the model, which would never be freed."""
+
+    words: str
+    path: str
+    offset: int | None
+
+
 class Faults:
     """Whether the states of an engine can still be used."""
 
     def __init__(self) -> None:
-        self._error: BaseException | None = None
+        self._first: _Fault | None = None
 
     def check(self) -> None:
         """Raise OffloadError where something failed before, saying what."""
-        if self._error is not None:
+        if self._first is not None:
             raise OffloadError(
                 "the states of this model cannot be used any more, load the last checkpoint in a"
-                f" new process: earlier, {type(self._error).__name__}: {self._error}",
-                path=getattr(self._error, "path", ""),
-                offset=getattr(self._error, "offset", None),
-            ) from self._error
+                f" new process: earlier, {self._first.words}",
+                path=self._first.path,
+                offset=self._first.offset,
+            )
 
     def note(self, error: BaseException) -> None:
         """Remember an error; the first one counts."""
-        self._error = self._error or error
+        if self._first is None:
+            self._first = _Fault(
+                f"{type(error).__name__}: {error}",
+                getattr(error, "path", ""),
+                getattr(error, "offset", None),
+            )
 
     @contextmanager
     def watch(self, kind: type[BaseException] = BaseException) -> Iterator[None]:

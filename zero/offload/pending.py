@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -48,10 +49,20 @@ class Pending:
             self.settle()
             self._waited(time.perf_counter() - start)
         self.reported = True
-        for future in self._futures:
-            future.result()
+        error = self.error
+        if error is not None:
+            raise again(error)
 
     def settle(self) -> None:
         """Return when it has ended, well or not."""
         if not self.done:
             wait_for(self._futures)
+
+
+def again(error: BaseException) -> BaseException:
+    """Return an error to raise in the place of one that is kept.
+
+    One that is raised gets the frames that it passes, and with them all that they hold: the model,
+    which then would live as long as what keeps the error.
+    """
+    return copy.copy(error).with_traceback(error.__traceback__)

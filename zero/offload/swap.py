@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest as checksum
 from zcomm.errors import OffloadError
 from zero.offload.file import SwapFile
 from zero.offload.memory import BufferPool, Memory, memory_of, rounded
-from zero.offload.pending import Pending
+from zero.offload.pending import Pending, again
 from zero.offload.space import Space
 from zero.offload.stats import Meter, SwapStats, Waits
 
@@ -296,7 +296,7 @@ class Swap:
         self._opened().check()
         for pending, error in self._unreported():
             pending.reported = True
-            raise error
+            raise again(error)
 
     def close(self) -> None:
         """Finish what was started and give the disk space back. Again, it does nothing.

@@ -28,20 +28,23 @@ def descriptors():
     return set(os.listdir("/proc/self/fd"))
 
 
-def swap_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("swap-")]
+def swap_threads(but=()):
+    """Those that are there, but for those of tests before."""
+    found = [thread for thread in threading.enumerate() if thread.name.startswith("swap-")]
+    return [thread for thread in found if thread not in but]
 
 
 def test_a_folder_shows_nothing_and_a_closed_swap_leaves_nothing(tmp_path):
     gc.collect()
-    before = descriptors()
+    before, threads = descriptors(), swap_threads()
     swap = Swap(tmp_path, rank=0, buffer_nbytes=PIECE)
     swap.write(swap.allocate("w", PIECE), drawn(PIECE))
     assert os.listdir(tmp_path) == []
+    assert swap_threads(threads)
     swap.close()
     swap.close()
     assert descriptors() == before
-    assert not swap_threads()
+    assert not swap_threads(threads)
     for use in (swap.check, lambda: swap.allocate("w", 1), lambda: swap.direct):
         with pytest.raises(ValueError, match="the swap was closed"):
             use()
@@ -49,15 +52,15 @@ def test_a_folder_shows_nothing_and_a_closed_swap_leaves_nothing(tmp_path):
 
 def test_a_swap_that_nobody_closes_goes_with_its_last_reference(tmp_path):
     gc.collect()
-    before = descriptors()
+    before, threads = descriptors(), swap_threads()
     swap = Swap(tmp_path, rank=0, buffer_nbytes=PIECE)
     pending = swap.write(swap.allocate("w", PIECE), drawn(PIECE))
     del swap
     pending.wait()
     del pending
-    for thread in swap_threads():
+    for thread in swap_threads(threads):
         thread.join(60)
-    assert not swap_threads()
+    assert not swap_threads(threads)
     assert descriptors() == before
 
 
