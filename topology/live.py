@@ -119,12 +119,14 @@ def assemble(nodes: Sequence[int], hosts: Sequence[str], records: Sequence[str])
         ranks.append(Rank(rank, host, gpu, cpus, numa))
         if said.get("bus") is not None and gpu is None:
             joined.warnings.append(f"rank {rank} has GPU {said['bus']}, which NVML does not show")
+    paths = joined.all_paths()
+    joined.warn_of_ends_nobody_sees(paths)
     return System(
         tuple(names[host] for host in range(len(names))),
         tuple(joined.cpus.values()),
         gpus,
         tuple(joined.nics.values()),
-        joined.all_paths(),
+        paths,
         tuple(joined.pci.values()),
         tuple(ranks),
         warnings=tuple(dict.fromkeys(joined.warnings)),
@@ -200,3 +202,18 @@ class _Joined:
                     links = min(one.nvlinks or 0, two.nvlinks or 0)
                     found.append(Path(a, b, "NV", links, source="nvml, switch"))
         return tuple(found)
+
+    def warn_of_ends_nobody_sees(self, paths: Sequence[Path]) -> None:
+        """Name GPUs whose links go to others of the host directly: no rank sees both ends."""
+        joined = {end for path in paths if path.kind == "NV" for end in (path.a, path.b)}
+        lonely = []
+        for number, (key, gpu) in enumerate(self.gpus.items()):
+            others = [other for other in self.gpus if other != key and other[0] == key[0]]
+            apart = any(frozenset((key, other)) not in self.together for other in others)
+            if gpu.nvlinks and not gpu.switched and number not in joined and apart:
+                lonely.append(gpu.name)
+        if lonely:
+            self.warnings.append(
+                f"no rank sees the other ends of the NVLinks of {nvml.few(lonely)}: they are not"
+                " used; let each container see all GPUs of its host, or set ZCOMM_TOPOLOGY"
+            )

@@ -223,7 +223,7 @@ def _paths(
             paths.append(Path(a, b, kind, source=f"{SOURCE} common ancestor"))
     if uncounted:
         warnings.append(
-            f"NVLink joins {_few(uncounted)}, NVML does not say by how many links: 1 is taken"
+            f"NVLink joins {few(uncounted)}, NVML does not say by how many links: 1 is taken"
         )
     return paths, warnings + _unused(asking, handles, gpus, links, paths)
 
@@ -246,10 +246,11 @@ def _unused(
             lonely.append(gpus[number].name)
     if not lonely:
         return []
-    return [f"NVML does not say whether NVLink joins {_few(lonely)} to others: it is not used"]
+    return [f"NVML does not say whether NVLink joins {few(lonely)} to others: it is not used"]
 
 
-def _few(names: list[str]) -> str:
+def few(names: list[str]) -> str:
+    """Return names in words, of many the first."""
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"{', '.join(names[:8])}{more}"
 

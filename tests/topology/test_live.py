@@ -335,6 +335,23 @@ def test_a_job_that_sees_one_gpu_in_each_container(played):
     assert [level.name for level in system.topology.levels] == ["node", "network"]
 
 
+def test_links_of_which_each_container_sees_one_end_are_a_warning(played):
+    """Direct ones, without a switch: each rank sees its own GPU only."""
+    whole = doubles.dgx1()
+    single = [
+        nvml.probe(doubles.dgx1(buses=[whole.buses[n]], links=[whole.links[n]], joined=set()))
+        for n in range(8)
+    ]
+    cluster = Cluster([0] * 8)
+    played(cluster, lambda r: single[r], lambda r: whole.buses[r])
+    system = cluster.run(survey)[0]
+    assert len(system.islands) == 8
+    assert "no rank sees the other ends of the NVLinks of GPU0, GPU1, " in " ".join(system.notes)
+    together = nvml.probe(whole)
+    played(cluster, lambda r: together, lambda r: whole.buses[r])
+    assert "no rank sees" not in " ".join(cluster.run(survey)[0].notes)
+
+
 def test_a_part_of_a_cube_mesh(played):
     """Blink: of GPUs 0, 1, 4, 5 the pairs with the most links are the islands."""
     mesh = nvml.probe(doubles.dgx1())
