@@ -85,7 +85,7 @@ class Result:
     facts: dict[str, Any]
 
 
-def tune(comm: Communicator, codecs: Sequence[str] = CODECS, seconds: float = 45.0) -> Result:
+def tune(comm: Communicator, codecs: Sequence[str] = CODECS, seconds: float = 25.0) -> Result:
     """Measure within about ``seconds``; all ranks return the same.
 
     1. The constants, a fifth of the time.

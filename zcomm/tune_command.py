@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--topology", default="auto", help="as in zcomm.init (auto)")
     add("--codecs", nargs="+", default=list(CODECS), metavar="CODEC", help="none int8 int4")
-    add("--seconds", type=float, default=40.0, help="about how long to measure (40)")
+    add("--seconds", type=float, default=25.0, help="about how long to measure (25)")
     add("--output", type=Path, metavar="FILE", help="write here, not to the folder of tunings")
     add("--dry-run", action="store_true", help="write nothing")
 
