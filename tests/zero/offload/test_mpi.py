@@ -1,5 +1,6 @@
 """The same in processes of their own: bits of no offload, and a full stop when a disk fails."""
 
+import re
 import pytest
 import torch
 
@@ -43,4 +44,5 @@ with zcomm.init() as comm:
 def test_one_rank_that_fails_ends_all(launch, tmp_path):
     run = launch("-c", PROGRAM.format(path=str(tmp_path)), num_ranks=2, timeout=60)
     assert run.returncode != 0
-    assert "OffloadError: rank 1 lost its disk" in run.stderr
+    # Of rank 1, or of rank 0 that was told: whoever comes first ends the job.
+    assert re.search(r"OffloadError(: |\(')(rank 1: )?rank 1 lost its disk", run.stderr)
