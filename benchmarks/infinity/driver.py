@@ -148,7 +148,8 @@ def memory_command(options: Options, model: Model, more: list[str]) -> int:
     words += ["--stage", "3", "--largest-unit", f"{model.unit_numel:.0f}"]
     words += ["--root-unit", f"{model.root_numel:.0f}", "--limit", f"{options.limit:.0f}"]
     words += ["--process", f"{PROCESS_NBYTES:.0f}"]
-    words += [*more, "--offload-numel", str(Job.block_for(options.limit))]
+    if more:
+        words += [*more, "--offload-numel", str(Job.block_for(options.limit))]
     say(f"$ zcomm {shlex.join(words)}")
     program = "import sys; from zcomm import cli; sys.exit(cli.main(sys.argv[1:]))"
     run = subprocess.run(

@@ -1,6 +1,7 @@
 """The same in processes of their own: bits of no offload, and a full stop when a disk fails."""
 
 import re
+
 import pytest
 import torch
 
