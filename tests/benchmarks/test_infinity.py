@@ -111,7 +111,8 @@ def test_forty_million_parameters_on_disk(launch, tmp_path):
     words = ["--width", 512, "--depth", 12, "--context", 64, "--limit", "512MiB"]
     run = launch("-m", "benchmarks.infinity", *words, "--folder", tmp_path, timeout=500)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "a rank needs 0.679 GB in stage 3" in run.stdout
+    # 8 bytes a parameter, 2 of float32 gradients in the step, and 0.35 GB for the process
+    assert "a rank needs 0.729 GB in stage 3" in run.stdout
     assert run.stdout.count("(exit code 1)") == run.stdout.count("(exit code 0)") == 1
     assert "the same losses, bit for bit" in run.stdout
     assert "predicted" in run.stdout
