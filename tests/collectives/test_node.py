@@ -301,6 +301,7 @@ def test_asynchronous_and_in_parts(monkeypatch, reads):
     assert all(read for _, read in reads.take())
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_named(monkeypatch, reads):
     monkeypatch.setenv("ZCOMM_TIMEOUT", "1")
 

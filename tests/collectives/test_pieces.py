@@ -153,8 +153,9 @@ def uneven(size):
     return Layout("float32", tuple(shards))
 
 
-@pytest.mark.parametrize("codec", [None, "int8", "int4:block=64"])
-@pytest.mark.parametrize("world", ["2x2", "3+5"])
+@pytest.mark.parametrize(
+    ("world", "codec"), one_in(2, ["2x2", "3+5"], [None, "int8", "int4:block=64"])
+)
 def test_layouts_of_uneven_shards(monkeypatch, world, codec):
     def program(comm):
         layout = uneven(comm.size)
@@ -259,7 +260,7 @@ def test_random_rounding_is_one_piece(monkeypatch):
     assert_same(found, whole(monkeypatch, "2x2", codec))
 
 
-@pytest.mark.parametrize("sharing", [False, True])
+@pytest.mark.parametrize("sharing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rank_that_stops_in_the_middle_is_named(monkeypatch, sharing):
     monkeypatch.setenv("ZCOMM_TIMEOUT", "1.5")
     cut_small(monkeypatch)

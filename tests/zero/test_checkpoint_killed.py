@@ -23,6 +23,7 @@ def kill_saves(launch, folder, lives, seed):
     return steps, hit
 
 
+@pytest.mark.slow
 def test_killed_saves(launch, tmp_path):
     steps, _ = kill_saves(launch, tmp_path, 5, seed=0)
     assert steps > 0

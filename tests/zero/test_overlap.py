@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import zero
-from tests.marks import one_in
+from tests.marks import one_in, slow
 from tests.zero.models import Reordered, Tower, loss_of, make, tokens
 from tests.zero.runs import adamw, assert_same_bits, on, shard, train, whole
 from zero.order import MOST_EVENTS, Order
@@ -122,7 +122,7 @@ def test_the_second_step_gathers_one_ahead_and_reduces_one_behind():
         assert order == [(kind, k if kind.endswith("ward") else unit(k)) for kind, k in wanted]
 
 
-@pytest.mark.parametrize("prefetch", [1, 3, 6, 40])
+@pytest.mark.parametrize("prefetch", [slow(1), 3, slow(6), 40])
 def test_a_unit_travels_once_for_each_time_that_it_is_whole(prefetch):
     """However many are ahead: what the forward gathers for the backward waits for it."""
 
@@ -182,7 +182,7 @@ def test_memory_is_bounded(prefetch, secondary):
 ORDERS = [(0, 1, 2), (2, 0), (2,), (0, 0, 2), (1, 2), (0, 1, 2), (2, 1, 0), (0, 1, 2)]
 
 
-@pytest.mark.parametrize(("secondary", "prefetch"), one_in(2, [None, "node"], [2, 1, 4]))
+@pytest.mark.parametrize(("secondary", "prefetch"), one_in(3, [None, "node"], [2, 1, 4]))
 def test_wrong_hints_cost_no_bit(secondary, prefetch):
     """Another order in every step, modules left out or called twice; slow messages."""
 
