@@ -77,6 +77,8 @@ class Offload:
         Raises:
             OffloadError: the disk is full.
         """
+        if self.drive is None:
+            return
         coming = {
             id(tensor): states
             for group in optimizer.param_groups
@@ -89,7 +91,7 @@ class Offload:
                 if buffer.columns is not None:
                     masters = [master.tensor for master in buffer.masters]
                     nbytes += buffer.columns.nbytes_to_come([coming[id(m)] for m in masters])
-        if self.drive is not None and nbytes:
+        if nbytes:
             # What is freed stays the file's.
             self.drive.free(self.drive.allocate("states", nbytes))
 
