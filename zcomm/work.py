@@ -7,17 +7,15 @@ inline where nothing is queued or running; otherwise it queues like the rest and
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
-import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from zcomm import leaving
 from zcomm.collectives.idle import beside
 from zcomm.device import Device, Lane
 from zcomm.errors import ZcommError
@@ -110,7 +108,7 @@ class Stream:
         self._lanes: dict[int, Lane] = {}
         self._waiting: list[int] = []
         """As long as there are threads that wait for an operation: appended to and popped whole."""
-        _STREAMS.add(self)
+        leaving.OPERATIONS.add(self)
 
     def lane(self, device: Device) -> Lane:
         """Return the lane of a device, the same at every call."""
@@ -197,20 +195,3 @@ class Stream:
                 f"process {os.getpid()} was forked from {self._process}, which communicates: "
                 "a forked child (a DataLoader worker, say) cannot communicate"
             )
-
-
-_STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
-
-LEAVING_SECONDS = 2.0
-"""For all streams together: what hangs must not keep the process from ending."""
-
-
-@atexit.register
-def _leave() -> None:
-    """Wait for the worker threads: one that is inside torch's code when Python ends aborts it.
-
-    Registered when zcomm is imported, so that this runs after what users of a stream do at the end.
-    """
-    end = time.monotonic() + LEAVING_SECONDS
-    for stream in list(_STREAMS):
-        stream.stop(max(end - time.monotonic(), 0.0))

@@ -11,7 +11,7 @@ stream.submit(lambda: (time.sleep(0.3), print("last")))
 
 HANGS = """
 import threading, zcomm.work
-zcomm.work.LEAVING_SECONDS = 0.2
+zcomm.leaving.SECONDS = 0.2
 streams = [zcomm.work.Stream() for _ in range(2)]
 for stream in streams:
     stream.submit(threading.Event().wait)

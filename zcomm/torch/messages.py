@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zcomm import leaving
 from zcomm.torch.works import NO_LIMIT
 
 
@@ -121,7 +122,9 @@ class Message(dist.Work):
         """Return a future of the list of what was received; a thread waits for the message."""
         if self._future is None:
             self._future = torch.futures.Future()
-            threading.Thread(target=self._fulfil, name="zcomm-message", daemon=True).start()
+            waiting = _Waiting(target=self._fulfil, name="zcomm-message", daemon=True)
+            leaving.MESSAGES.add(waiting)
+            waiting.start()
         return self._future
 
     def _fulfil(self) -> None:
@@ -131,3 +134,11 @@ class Message(dist.Work):
             self._future.set_exception(error)
         else:
             self._future.set_result(self.result())
+
+
+class _Waiting(threading.Thread):
+    """Waits for a message in place of those who asked for its future."""
+
+    def stop(self, seconds: float | None = None) -> None:
+        """See :class:`zcomm.leaving.Stoppable`."""
+        self.join(seconds)

@@ -19,7 +19,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from zcomm import environment, patience
+from zcomm import environment, leaving, patience
 from zcomm.device import HostMemory
 from zcomm.errors import PeerLost
 from zcomm.transports.rounds import Nbytes, message_to
@@ -71,6 +71,8 @@ class ProcessGroupTransport:
         self._threads: list[threading.Thread] = []
         self._num_pending = 0
         self._failure: str | None = None
+        self._process = os.getpid()
+        leaving.MESSAGES.add(self)
 
     def exchange(
         self,
@@ -189,14 +191,22 @@ class ProcessGroupTransport:
     def close(self) -> None:
         """See :class:`zcomm.transports.base.Transport`."""
         self.windows = None
-        for queue in self._lines.values():
-            queue.put(None)
-        # A thread that still held the group while the process ends would end it badly.
-        if not self._num_pending:
-            for thread in self._threads:
-                thread.join()
+        # What was given up arrives when the peer sends it, which may be never.
+        self.stop(0.0 if self._num_pending else None)
         if self._release is not None:
             self._release()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """End the threads when their messages have; wait for that, or at most so long."""
+        if os.getpid() != self._process:  # a fork has no such threads
+            return
+        for queue in self._lines.values():
+            queue.put(None)
+        if seconds is not None and self._failure is not None:
+            seconds = 0.0  # what is on its way may never arrive
+        end = None if seconds is None else time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(None if end is None else max(end - time.monotonic(), 0.0))
 
     def _parts(self, memory: HostMemory) -> Iterator[HostMemory]:
         for start in range(0, memory.size, self._limit):
