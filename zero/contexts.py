@@ -109,11 +109,11 @@ def _return_gradients(buffer: Buffer) -> None:
         if grad is None:
             master.tensor.grad = None
             continue
-        flat = torch.empty(slot.numel, dtype=grad.dtype)
+        flat = torch.empty(slot.numel, dtype=grad.dtype, device=grad.device)
         flat.as_strided(slot.shape, slot.stride).copy_(grad)
         part = flat[master.run.offset : master.run.offset + master.run.numel]
         if master.tensor.grad is None:
-            master.tensor.grad = part.clone()
+            master.tensor.grad = part.to(master.tensor.device, copy=True)
         else:
             master.tensor.grad.copy_(part)
     for parameter in buffer.parameters:
@@ -154,7 +154,7 @@ def clip_grad_norm_(optimizer: Optimizer, max_norm: float) -> Tensor:
     if math.isfinite(norm) and scale < 1:
         for grad in stepper.own_gradients():
             grad.mul_(scale)
-    return torch.tensor(norm, dtype=torch.float64)
+    return torch.tensor(norm, dtype=torch.float64, device="cpu")
 
 
 def scale_loss(optimizer: Optimizer, loss: Tensor) -> Tensor:

@@ -42,10 +42,11 @@ class Differences:
         """Return master − published of this rank's trainable runs."""
         shard = dict(zip(buffer.runs, split(buffer.load_shard(), buffer.runs), strict=True))
         runs = [master.run for master in buffer.masters]
-        differences = torch.empty(sum(run.numel for run in runs))
+        differences = torch.empty(sum(run.numel for run in runs), device=buffer.device)
         parts = split(differences, runs)
         for run, value, part in zip(runs, buffer.load_masters(), parts, strict=True):
-            torch.sub(value, shard[run].float(), out=part)
+            published = shard[run].to(buffer.device, torch.float32)
+            torch.sub(value.to(buffer.device), published, out=part)
         return differences
 
     def apply(self, buffer: Buffer, held: Tensor, differences: Tensor) -> None:

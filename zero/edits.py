@@ -64,9 +64,10 @@ def absorb(buffer: Buffer, *, exact: bool, before: Sequence[Tensor] | None = Non
         if before is not None:
             changed = differs(value, before[index])
         elif exact:
-            changed = differs(value, _expected(copy, value.dtype))
+            changed = differs(value, _expected(copy, value.dtype).to(value.device))
         else:
-            changed = torch.full(value.shape, slot_was_edited(buffer, copy.run.slot))
+            edited = slot_was_edited(buffer, copy.run.slot)
+            changed = torch.full(value.shape, edited, device=value.device)
         if bool(changed.any()):
             found = True
             _carry(copy, value, changed)
@@ -114,8 +115,7 @@ def differs(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _carry(copy: _Copy, value: Tensor, changed: Tensor) -> None:
-    if copy.shard is not None:
-        copy.shard.copy_(torch.where(changed, value, copy.shard))
-    if copy.master is not None:
-        tensor = copy.master
-        tensor.copy_(torch.where(changed, value.to(tensor.dtype), tensor))
+    for tensor in (copy.shard, copy.master):
+        if tensor is not None:
+            new, where = value.to(tensor.device, tensor.dtype), changed.to(tensor.device)
+            tensor.copy_(torch.where(where, new, tensor))

@@ -73,9 +73,9 @@ def _refusal(name: str, reason: str) -> ValueError:
 
 
 def _steps_halves_alike(optimizer: Optimizer) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(32, 32, generator=generator)
-    grads = [torch.randn(32, 32, generator=generator) * (step + 1) for step in range(2)]
+    generator = torch.Generator("cpu").manual_seed(0)
+    start, *grads = (torch.randn(32, 32, generator=generator, device="cpu") for _ in range(3))
+    grads = [grad * (step + 1) for step, grad in enumerate(grads)]
     whole = start.clone()
     halves = [half.clone() for half in torch.split(start.flatten(), 512)]
     group = optimizer.param_groups[0]
@@ -90,9 +90,9 @@ def states_to_come(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, tor
     Found by a trial step. Where that fails nothing is known, and the step itself will say why.
     """
     numel = 2
-    tensor = torch.zeros(numel)
+    tensor = torch.zeros(numel, device="cpu")
     try:
-        states = _step_copy(optimizer, group, [tensor], [[torch.ones(numel)]])[tensor]
+        states = _step_copy(optimizer, group, [tensor], [[torch.ones(numel, device="cpu")]])[tensor]
     except Exception:
         return {}
     return {

@@ -54,7 +54,9 @@ def full_state_dict(model: nn.Module, *, root: int | None = None) -> dict[str, T
 
 def gather_exact(engine: Engine, unit: Unit) -> list[Tensor]:
     """Gather a unit's parameters as their owners have them, into new memory. A collective."""
-    fulls = [torch.zeros(b.layout.numel, dtype=b.layout.dtype) for b in unit.buffers]
+    fulls = [
+        torch.zeros(b.layout.numel, dtype=b.layout.dtype, device=b.device) for b in unit.buffers
+    ]
     with told(engine.comm, engine.faults):
         shards = [exact_shard(buffer) for buffer in unit.buffers]
         if fulls:
@@ -73,7 +75,7 @@ def exact_shard(buffer: Buffer) -> Tensor:
     for master, value in zip(buffer.masters, buffer.load_masters(), strict=True):
         if master.owner == buffer.rank:
             held[master.run] = value
-    return pack([held[run] for run in buffer.runs], buffer.layout.dtype)
+    return pack([held[run] for run in buffer.runs], buffer.layout.dtype, buffer.device)
 
 
 def spread(engine: Engine, unit: Unit) -> None:
@@ -82,7 +84,7 @@ def spread(engine: Engine, unit: Unit) -> None:
     for buffer in unit.buffers:
         assert buffer.full is not None
         runs = [buffer.run_view(buffer.full, run) for run in buffer.runs]
-        shards.append(pack(runs, buffer.layout.dtype))
+        shards.append(pack(runs, buffer.layout.dtype, buffer.device))
         fulls.append(buffer.full)
     if fulls:
         engine.comm.gather_layout(shards, fulls, [b.layout.all for b in unit.buffers])

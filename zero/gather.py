@@ -161,7 +161,7 @@ class Gathering:
             return self._begun(unit, async_op=async_op)
 
     def _begun(self, unit: Unit, *, async_op: bool) -> Fetch:
-        fulls = [self.pool.take(b.layout.numel, b.layout.dtype) for b in unit.buffers]
+        fulls = [self.pool.take(b.layout.numel, b.layout.dtype, b.device) for b in unit.buffers]
         works: tuple[Work[object], ...] = ()
         if not fulls:
             pass

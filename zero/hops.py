@@ -30,6 +30,7 @@ from zcomm.work import Work
 from zero.algorithms import Algorithms
 from zero.config import Config
 from zero.layout import dtype_name
+from zero.places import is_away
 from zero.secondary import groups_of
 from zero.unit import Buffer, Unit
 
@@ -87,6 +88,9 @@ class TwoHops:
         self, unit: Unit, fulls: Sequence[Tensor], seed: int, *, async_op: bool
     ) -> tuple[list[Tensor], tuple[Work[object], ...]]:
         """Reduce a unit; returns float32 means, or slices that are to be accumulated, and works."""
+        if any(is_away(full.device) for full in fulls):
+            # What is enqueued between the hops would not be on the stream of theirs.
+            async_op = False
         slices, works = self._inside(unit, fulls, seed, async_op)
         if self.accumulate:
             return slices, works
@@ -97,7 +101,9 @@ class TwoHops:
         """Return residuals by the number of their buffer, and the scale of each."""
         found = [(i, self.residuals[b]) for i, b in enumerate(buffers) if b in self.residuals]
         scales = {str(i): residual.scale for i, residual in found}
-        wires = {f"residual.{i}": torch.from_numpy(residual.wire) for i, residual in found}
+        wires = {
+            f"residual.{i}": torch.as_tensor(residual.wire, device="cpu") for i, residual in found
+        }
         return {"residual_scales": scales, **wires}
 
     def load_state(self, state: Mapping[str, Any], buffers: Sequence[Buffer]) -> None:
@@ -106,7 +112,10 @@ class TwoHops:
         for index, scale in state.get("residual_scales", {}).items():
             wire = state.get(f"residual.{index}")
             if wire is not None:
-                self.residuals[buffers[int(index)]] = Residual(wire.numpy().copy(), scale)
+                buffer = buffers[int(index)]
+                kept = wire.to(buffer.device, copy=True)
+                kept = kept if is_away(buffer.device) else kept.numpy()
+                self.residuals[buffer] = Residual(kept, scale)
 
     def _inside(
         self, unit: Unit, fulls: Sequence[Tensor], seed: int, async_op: bool
@@ -115,7 +124,10 @@ class TwoHops:
             self._node_layout(buffer, full.dtype)
             for buffer, full in zip(unit.trainable, fulls, strict=True)
         ]
-        slices = [torch.empty(self._slice_layout(buffer).numel) for buffer in unit.trainable]
+        slices = [
+            torch.empty(self._slice_layout(buffer).numel, device=buffer.device)
+            for buffer in unit.trainable
+        ]
         for buffer, full in zip(unit.trainable, fulls, strict=True):
             if full.dtype == torch.float32:
                 self._wide.add(buffer)
@@ -151,7 +163,10 @@ class TwoHops:
             self._slice_layout(buffer, dtype_name(part.dtype))
             for buffer, part in zip(buffers, sent, strict=True)
         ]
-        means = [torch.empty(layout.shard_numel(self.rail.rank)) for layout in layouts]
+        means = [
+            torch.empty(layout.shard_numel(self.rail.rank), device=buffer.device)
+            for layout, buffer in zip(layouts, buffers, strict=True)
+        ]
 
         self._wide.difference_update(buffers)
 
@@ -164,7 +179,7 @@ class TwoHops:
 
         def divide() -> None:
             for mean in means:
-                mean.div_(torch.tensor(float(self._size)))
+                mean.div_(torch.tensor(float(self._size), device="cpu"))
 
         prepared = _run(self.rail, prepare, async_op)
         codecs = self._codecs if codec else None

@@ -1,8 +1,9 @@
-"""The shards of a unit for one collective: where they are on disk, they are read for it.
+"""The shards of a unit for one collective, where that needs them: read, or brought to the device.
 
-The reads are waited for in the turn of the collective, which is given :attr:`Lent.ready`: where one
-fails this rank sends nothing of what is in its memory, and all ranks of the collective raise. That
-is remembered by who waits for it, and not before, so that all ranks raise in the same place.
+Reads are waited for, and copies to the device made, in the turn of the collective, which is given
+:attr:`Lent.ready`: where a read fails this rank sends nothing of what is in its memory, and all
+ranks of the collective raise. That is remembered by who waits for it, and not before, so that all
+ranks raise in the same place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor
 
 from zcomm import Communicator
@@ -23,17 +25,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Lent:
-    """Shards, one per buffer; they may be read when ``ready`` has returned."""
+    """Shards, one per buffer and where it is; they may be read when ``ready`` has returned."""
 
     shards: list[Tensor]
     _comm: Communicator
     _loadings: Sequence[Loading]
+    _brought: Sequence[tuple[Tensor, Tensor]]
     _async_op: bool
 
     def ready(self) -> None:
         """Wait until the shards are there; raises OffloadError where one is not."""
         for loading in self._loadings:
             loading.wait(noted=False)
+        for shard, kept in self._brought:
+            shard.copy_(kept)
 
     def give_back(self) -> tuple[Work[object], ...]:
         """Let go of the shards, behind the collectives issued until now."""
@@ -49,14 +54,22 @@ class Lent:
 
 
 def lend(comm: Communicator, unit: Unit, *, async_op: bool) -> Lent:
-    """Begin to read the shards of a unit that are on disk, for a collective of ``comm``."""
+    """Begin to read the shards of a unit that are on disk, for a collective of ``comm``.
+
+    Those that are offloaded from a device get memory there for it.
+    """
     shards: list[Tensor] = []
     loadings: list[Loading] = []
+    brought: list[tuple[Tensor, Tensor]] = []
     for buffer in unit.buffers:
         if buffer.stored is not None:
             loadings.append(buffer.stored.begin())
-            shards.append(loadings[-1].tensor)
+            kept = loadings[-1].tensor
         else:
             assert buffer.shard is not None
-            shards.append(buffer.shard)
-    return Lent(shards, comm, loadings, async_op)
+            kept = buffer.shard
+        if kept.device != buffer.device:
+            brought.append((torch.empty_like(kept, device=buffer.device), kept))
+            kept = brought[-1][0]
+        shards.append(kept)
+    return Lent(shards, comm, loadings, brought, async_op)

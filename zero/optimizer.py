@@ -28,6 +28,7 @@ from zero.offload.drive import Faults
 from zero.offload.step import BlockStep
 from zero.offload.stepping import Stepping, calls_the_step_of_its_base, replace_step
 from zero.offload.told import agreed, told
+from zero.places import values_of
 from zero.publish import Publisher
 from zero.reduce import Reducer, any_rank
 from zero.scaling import LossScaler
@@ -123,7 +124,7 @@ class Stepper:
         """
         if self.tensor_parallel is not None:
             return self._norm_over_mesh(self.tensor_parallel)
-        squares = [squared_norm(grad) for grad in self.own_gradients()]
+        squares = values_of([squared_norm(grad) for grad in self.own_gradients()])
         rows = self._comm.all_gather_values(np.array([sum(squares)], np.float64))
         return math.sqrt(sum(float(row[0]) for row in rows)) / self.scaler.scale
 
@@ -136,7 +137,7 @@ class Stepper:
                 parameter = buffer.parameters[master.run.slot]
                 if master.tensor.grad is not None and mesh.counts(parameter):
                     whole = not mesh.is_split(parameter)
-                    sums[int(whole)] += squared_norm(master.tensor.grad)
+                    sums[int(whole)] += float(squared_norm(master.tensor.grad))
         rows = self._comm.all_gather_values(sums)
         of_split, of_whole = (sum(map(float, column)) for column in rows.T)
         return math.sqrt(mesh.total(of_split, of_whole)) / self.scaler.scale
@@ -267,10 +268,12 @@ def gather_gradients(comm: Communicator, reducer: Reducer, unit: Unit) -> list[T
         dtype = reducer.grad_dtype(buffer)
         masters = buffer.own_masters()
         grads = [
-            torch.zeros(m.run.numel, dtype=dtype) if m.tensor.grad is None else m.tensor.grad
+            torch.zeros(m.run.numel, dtype=dtype, device=m.tensor.device)
+            if m.tensor.grad is None
+            else m.tensor.grad
             for m in masters
         ]
-        shards.append(pack(grads, dtype))
+        shards.append(pack(grads, dtype, buffer.device))
         home = reducer.home(buffer)
         fulls.append(buffer.allocate_gradient(dtype) if home is None else home)
         layouts.append(buffer.layout.gradients(dtype))
@@ -299,10 +302,10 @@ def _evaluate_closure(
     return args[:1], {"closure": lambda: loss}
 
 
-def squared_norm(grad: Tensor) -> float:
-    """Return the sum of squares in float64."""
-    total = 0.0
+def squared_norm(grad: Tensor) -> Tensor:
+    """Return the sum of squares in float64, where the gradient is."""
+    total = torch.zeros((), dtype=torch.float64, device=grad.device)
     for chunk in torch.split(grad, CHUNK_NUMEL):
         wide = chunk.to(torch.float64)
-        total += float(torch.dot(wide, wide))
+        total += torch.dot(wide, wide)
     return total

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Pool:
-    """Tensors by number of elements and dtype.
+    """Tensors by number of elements, dtype and device.
 
     Attributes:
         lent: tensors that are lent now.
@@ -30,13 +30,13 @@ class Pool:
         self.free_nbytes = 0
         self.peak_nbytes = 0
 
-    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Lend a 1-D tensor, not initialised."""
-        tensor = self._found(numel, dtype)
+        tensor = self._found(numel, dtype, device)
         if tensor is None:
             # Made in inference mode it could not be used outside.
             with torch.inference_mode(False):
-                tensor = torch.empty(numel, dtype=dtype)
+                tensor = torch.empty(numel, dtype=dtype, device=device)
         self.lent += 1
         self.lent_nbytes += tensor.nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.lent_nbytes)
@@ -52,9 +52,10 @@ class Pool:
             self.free_nbytes += tensor.nbytes
             self._trim()
 
-    def _found(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+    def _found(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         for index, tensor in enumerate(self._free):
-            if tensor.numel() == numel and tensor.dtype == dtype:
+            alike = tensor.dtype == dtype and tensor.device == device
+            if alike and tensor.numel() == numel:
                 del self._free[index]
                 self.free_nbytes -= tensor.nbytes
                 return tensor

@@ -74,7 +74,8 @@ class Publisher:
     def _places(self, unit: Unit, buffer: Buffer, complete: bool) -> Values:
         if self._stage < 3 and not self.is_exact(unit):
             runs = [master.run for master in buffer.masters]
-            compact = torch.empty(sum(run.numel for run in runs), dtype=buffer.layout.dtype)
+            numel = sum(run.numel for run in runs)
+            compact = torch.empty(numel, dtype=buffer.layout.dtype, device=buffer.device)
             return Values(split(compact, runs), compact)
         if buffer.stored is None:
             return Values([master.held for master in buffer.masters])
@@ -124,7 +125,7 @@ class Publisher:
         for buffer in unit.buffers:
             assert buffer.full is not None
             runs = [buffer.run_view(buffer.full, run) for run in buffer.runs]
-            shards.append(pack(runs, buffer.layout.dtype))
+            shards.append(pack(runs, buffer.layout.dtype, buffer.device))
             fulls.append(buffer.full)
             layouts.append(buffer.layout.all)
         self._gather(unit, shards, fulls, layouts)
@@ -153,7 +154,8 @@ class Publisher:
             if new is not None and new.compact is not None:
                 shards.append(new.compact)
             else:
-                shards.append(pack(self._own(unit, buffer), buffer.layout.dtype))
+                own = self._own(unit, buffer)
+                shards.append(pack(own, buffer.layout.dtype, buffer.device))
             fulls.append(buffer.full)
             layouts.append(buffer.layout.trainable)
         self._gather(unit, shards, fulls, layouts)

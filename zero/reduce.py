@@ -35,6 +35,7 @@ from zcomm.work import Work
 from zero.algorithms import Algorithms
 from zero.config import Config
 from zero.hops import two_hops
+from zero.places import Arrivals
 from zero.pool import Pool
 from zero.slices import Slices
 from zero.unit import Buffer, Master, Unit, split
@@ -79,6 +80,7 @@ class Reducer:
         self._keep_float32 = True
         self._warned = False
         self._algorithms = Algorithms()
+        self._arrivals = Arrivals()
         self.hops = two_hops(comm, config, self._algorithms)
         self.slices = Slices(self._buffers)
         self.pool = Pool()
@@ -145,7 +147,10 @@ class Reducer:
             buffer.layout.gradients(full.dtype)
             for buffer, full in zip(unit.trainable, fulls, strict=True)
         ]
-        means = [torch.empty(layout.shard_numel(self._comm.rank)) for layout in layouts]
+        means = [
+            torch.empty(layout.shard_numel(self._comm.rank), device=full.device)
+            for layout, full in zip(layouts, fulls, strict=True)
+        ]
         codecs = self._codecs if unit.quantise else None
         work = self._comm.reduce_layout(
             fulls,
@@ -194,6 +199,7 @@ class Reducer:
             if again:
                 self.reduce(unit)
         self._land()
+        self._arrivals.wait()
         start = 0
         used: dict[Buffer, Sequence[bool]] = {}
         for buffer in self._buffers:
@@ -268,7 +274,8 @@ class Reducer:
             if local is not None:
                 home = self.home(buffer)
                 stays = home is not None and home.dtype == local.dtype
-                place = home if stays else self.pool.take(local.numel(), local.dtype)
+                size = local.numel(), local.dtype
+                place = home if stays else self.pool.take(*size, buffer.device)
                 assert place is not None
                 buffer.local = place.copy_(local)
                 buffer.written = list(state["written"][index])
@@ -317,8 +324,9 @@ class Reducer:
         self.num_reductions = 0
 
     def home(self, buffer: Buffer) -> Tensor | None:
-        """Return the gradient memory that stays: stages 0 and 1, unless the dtype differs."""
-        if self._config.stage > 1 or self.grad_dtype(buffer) != buffer.layout.dtype:
+        """Return the gradient memory that stays: stages 0 and 1, unless gradients are elsewhere."""
+        other = buffer.offloaded or self.grad_dtype(buffer) != buffer.layout.dtype
+        if self._config.stage > 1 or other:
             return None
         if buffer.home is None:
             buffer.home = buffer.allocate_gradient(buffer.layout.dtype)
@@ -328,7 +336,7 @@ class Reducer:
         dtype = torch.float32 if self._in_float32 else buffer.layout.dtype
         home = self.home(buffer)
         if home is None or home.dtype != dtype:
-            return self.pool.take(buffer.layout.gradient_numel, dtype)
+            return self.pool.take(buffer.layout.gradient_numel, dtype, buffer.device)
         if any(full is home for reduction in self._under_way for full in reduction.fulls):
             self._land()
         for master in buffer.own_masters():
@@ -355,11 +363,15 @@ class Reducer:
         only = not self._keep_float32 and self.num_reductions == 0
         if only and not at_home:
             mean = mean.to(dtype)
+        if buffer.offloaded:
+            mean = self._arrivals.bring(mean)
         round_now = at_home and (only or dtype == torch.float32)
         masters = buffer.own_masters()
         parts = split(mean, [master.run for master in masters])
         for master, part in zip(masters, parts, strict=True):
             grad = master.tensor.grad
+            if grad is not None and buffer.offloaded:
+                self._arrivals.wait()
             if grad is None:
                 self._fresh.append((buffer, master))
                 master.tensor.grad = self._rounded(buffer, master, part) if round_now else part

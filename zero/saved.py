@@ -141,5 +141,5 @@ class SavedWeights:
         self._whole(saved.unit)
         assert saved.buffer.full is not None
         storage = saved.buffer.full.untyped_storage()
-        empty = torch.empty(0, dtype=saved.dtype)
+        empty = torch.empty(0, dtype=saved.dtype, device=storage.device)
         return empty.set_(storage, saved.offset, saved.shape, saved.stride)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +33,7 @@ from zcomm.work import Work
 from zero.differences import Differences
 from zero.layout import dtype_name
 from zero.lend import lend
+from zero.places import is_away
 from zero.unit import Buffer, Unit
 
 
@@ -117,6 +117,9 @@ class Secondary:
 
         Returns the works to wait for, all of them; none without ``async_op``.
         """
+        if (self._codes or self._differences is not None) and is_away(unit.buffers[0].device):
+            # What is enqueued between two collectives would not be on the stream of theirs.
+            async_op = False
         codec = self._codec if unit.quantise and self.rail.size > 1 else None
         current = self._slices.get(unit)
         if current is None:
@@ -177,8 +180,14 @@ class Secondary:
         layouts = [differences.layout(buffer) for buffer, _ in moved]
         # Made in inference mode they could not be filled by another thread.
         with torch.inference_mode(False):
-            own = [torch.empty(sum(m.run.numel for m in buffer.masters)) for buffer, _ in moved]
-        fulls = [torch.empty(layout.numel) for layout in layouts]
+            own = [
+                torch.empty(sum(m.run.numel for m in buffer.masters), device=buffer.device)
+                for buffer, _ in moved
+            ]
+        fulls = [
+            torch.empty(layout.numel, device=buffer.device)
+            for layout, (buffer, _) in zip(layouts, moved, strict=True)
+        ]
         seed = unit.seed(self._seed, self._rank)
 
         def find() -> None:
@@ -213,7 +222,7 @@ class Secondary:
         # Made in inference mode it could not be updated outside.
         with torch.inference_mode(False):
             held = self._slices[unit].held or [
-                torch.empty(layout.numel, dtype=buffer.layout.dtype)
+                torch.empty(layout.numel, dtype=buffer.layout.dtype, device=buffer.device)
                 for buffer, layout in zip(unit.buffers, layouts, strict=True)
             ]
         lent = lend(self.rail, unit, async_op=async_op)
@@ -237,8 +246,9 @@ class Secondary:
         seed = unit.seed(self._seed, self._rank)
         lent = lend(self.rail, unit, async_op=async_op)
         nbytes = sum(_wire_nbytes(buffer, codec, self._rank) for buffer in unit.buffers)
+        device = unit.buffers[0].device
         with torch.inference_mode(False):
-            own = torch.empty(nbytes, dtype=torch.uint8)
+            own = torch.empty(nbytes, dtype=torch.uint8, device=device)
 
         def encode() -> None:
             lent.ready()
@@ -246,11 +256,11 @@ class Secondary:
                 codec.encode(shard, seed=seed, segments=buffer.layout.all.lengths(self._rank))
                 for shard, buffer in zip(lent.shards, unit.buffers, strict=True)
             ]
-            np.concatenate(wires, out=own.numpy())
+            torch.cat([torch.as_tensor(wire, device=device) for wire in wires], out=own)
 
         layout = self._codes_layout(unit, codec, (self._rails[self._position],))
         rail = Layout("uint8", tuple((segment,) for segment in layout.shards[0]))
-        held = torch.empty(layout.numel, dtype=torch.uint8)
+        held = torch.empty(layout.numel, dtype=torch.uint8, device=device)
         work = self.rail.gather_layout(
             [own], [held], [rail], label=unit.label, ready=encode, async_op=async_op
         )
@@ -266,7 +276,7 @@ class Secondary:
         async_op: bool,
     ) -> list[Any]:
         layout = self._codes_layout(unit, codec, tuple(self._rails))
-        memory = torch.empty(layout.numel, dtype=torch.uint8)
+        memory = torch.empty(layout.numel, dtype=torch.uint8, device=held.device)
         work = self.group.gather_layout(
             [held], [memory], [layout], label=unit.label, ready=ready, async_op=async_op
         )

@@ -26,6 +26,7 @@ from zero.offload.engine import Offload
 from zero.offload.told import agreed, told
 from zero.offload.trial import check_blocks, check_states_on_disk
 from zero.optimizer import Stepper
+from zero.places import HOST, device_of, is_away
 from zero.publish import Publisher
 from zero.reduce import Reducer
 from zero.saved import SavedWeights
@@ -60,7 +61,8 @@ def shard(
     tensors, one 1-D tensor per run of a parameter.
 
     Args:
-        model: on the CPU, with parameters of float32, bfloat16 or float16; or built under
+        model: on the CPU or another device, all of it, with parameters of float32, bfloat16 or
+            float16; or built under
             ``torch.device("meta")``: then it is initialised and sharded unit by unit, on all ranks
             from the generator's state of rank 0's draws.
         optimizer: a torch optimizer that treats elements alone, over the model's parameters; it may
@@ -89,6 +91,7 @@ def shard(
     tensor_parallel = use_local_parts(model, optimizer)
     trained = trained_parameters(optimizer, model)
     _say_untrained(model, trained)
+    device_of(model.named_parameters())
     found = find_units(model, config.units)
     owners = comm.topology.ownership()
     layouts = [lay_out(u.parameters, owners, config.piece_numel, trained) for u in found]
@@ -182,7 +185,7 @@ def make_unit(
     for layout in layouts:
         mine = tuple(parameters[slot.name] for slot in layout.slots)
         buffer = Buffer(layout, comm.rank, mine, full=None)
-        memory = torch.zeros(layout.numel, dtype=layout.dtype)
+        memory = torch.zeros(layout.numel, dtype=layout.dtype, device=buffer.device)
         for index, parameter in enumerate(mine):
             buffer.slot_view(memory, index).copy_(parameter.detach())
         comm.broadcast(memory)
@@ -201,16 +204,22 @@ def _make_masters(buffer: Buffer, comm: Communicator, config: Config) -> None:
     layout, full = buffer.layout, buffer.full
     coded = config.weights is not None
     decoded = coded and (config.stage in (1, 2) or config.secondary == "persistent")
-    buffer.separate = layout.dtype != torch.float32 or decoded or config.on_disk
+    away = is_away(buffer.device)
+    buffer.offloaded = away and config.offload_optimizer is not None
+    of_masters = HOST if buffer.offloaded else buffer.device
+    of_shard = HOST if away and config.offload_params is not None else buffer.device
+    apart = of_masters != (of_shard if config.stage == 3 else buffer.device)
+    buffer.separate = layout.dtype != torch.float32 or decoded or config.on_disk or apart
     if config.stage == 3:
-        buffer.shard = pack([buffer.run_view(full, run) for run in buffer.runs], layout.dtype)
+        mine = [buffer.run_view(full, run) for run in buffer.runs]
+        buffer.shard = pack(mine, layout.dtype, of_shard)
         views = dict(zip(buffer.runs, split(buffer.shard, buffer.runs), strict=True))
     owners = range(comm.size) if config.stage == 0 else (comm.rank,)
     runs = [(owner, run) for owner in owners for run in layout.trainable_runs(owner)]
     held = [buffer.run_view(full, run) if config.stage < 3 else views[run] for _, run in runs]
     tensors = held
     if buffer.separate:
-        tensors = split(pack(held, torch.float32), [run for _, run in runs])
+        tensors = split(pack(held, torch.float32, of_masters), [run for _, run in runs])
     for (owner, run), tensor, value in zip(runs, tensors, held, strict=True):
         tensor = tensor.detach()
         tensor.grad_dtype = None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zero.places import HOST
 from zero.unit import Buffer, Unit, split
 
 
@@ -50,6 +51,8 @@ class Slices:
     def deliver(self, buffer: Buffer, mean: Tensor) -> None:
         """Add the mean of a taken sum to the gradients of the masters that were used."""
         used = self._used.pop(buffer)
+        if buffer.offloaded:
+            mean = mean.to(HOST)
         masters = buffer.own_masters()
         for master, part in zip(masters, split(mean, [m.run for m in masters]), strict=True):
             if used[master.run.slot]:
@@ -71,5 +74,5 @@ class Slices:
         self.clear()
         for index, (buffer, used) in enumerate(zip(self._buffers, state["slices"], strict=True)):
             if used is not None:
-                self._sums[buffer] = state[f"slice.{index}"].clone()
+                self._sums[buffer] = state[f"slice.{index}"].to(buffer.device, copy=True)
                 self._used[buffer] = list(used)

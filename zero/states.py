@@ -57,25 +57,37 @@ def _cut_state(
         if isinstance(value, Tensor) and value.is_meta:
             # Adagrad's constructor makes its states, and for a meta model those have no memory.
             if key in counts:
-                state[key] = torch.zeros((), dtype=value.dtype)
+                state[key] = torch.zeros((), dtype=value.dtype, device="cpu")
             else:
-                first = torch.tensor(group["initial_accumulator_value"], dtype=value.dtype)
-                state[key] = first.float().repeat(master.run.numel)
+                first = group["initial_accumulator_value"]
+                rounded = float(torch.tensor(first, dtype=value.dtype, device="cpu"))
+                state[key] = torch.full_like(master.tensor, rounded, dtype=torch.float32)
             continue
         if not isinstance(value, Tensor) or key in counts:
-            state[key] = value.clone() if isinstance(value, Tensor) else value
+            state[key] = placed(value, master.tensor, group)
         else:
             flat = in_memory_order(value, slot)
             part = flat[master.run.offset : master.run.offset + master.run.numel]
             # 16-bit parameters have 16-bit states, their masters float32 ones.
             state[key] = part.to(torch.float32) if value.is_floating_point() else part
-            state[key] = state[key].clone()
+            state[key] = state[key].to(master.tensor.device, copy=True)
     return state
+
+
+def placed(value: Any, master: Tensor, group: Mapping[str, Any]) -> Any:
+    """Return a copy of a master's state where the optimizer looks for it.
+
+    Numbers stay on the host, but for the steps that torch runs on a device alone.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    on_device = value.dim() > 0 or group.get("fused") or group.get("capturable")
+    return value.to(master.device if on_device else "cpu", copy=True)
 
 
 def in_memory_order(value: Tensor, slot: Slot) -> Tensor:
     """Return the elements of a tensor of the slot's shape as the slot orders them, 1-D."""
-    flat = torch.empty(slot.numel, dtype=value.dtype)
+    flat = torch.empty(slot.numel, dtype=value.dtype, device=value.device)
     flat.as_strided(slot.shape, slot.stride).copy_(value)
     return flat
 

@@ -54,7 +54,8 @@ class TensorParallel:
         """Return the sum over the mesh; the same bits on all its ranks."""
         import torch.distributed as dist
 
-        mine = torch.tensor([of_split, of_whole], dtype=torch.float64)
+        kind = self.mesh.device_type
+        mine = torch.tensor([of_split, of_whole], dtype=torch.float64, device=kind)
         for dim in reversed(range(self.mesh.ndim)):
             rows = [torch.empty_like(mine) for _ in range(self.mesh.size(dim))]
             dist.all_gather(rows, mine, group=self.mesh.get_group(dim))

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from zcomm.seeds import derive
 from zero.layout import BufferLayout, Run
 from zero.parameters import hide, show
+from zero.places import HOST, is_away, on_host
 
 if TYPE_CHECKING:
     from zero.offload.disk import Columns, StoredShard
@@ -73,6 +74,7 @@ class Buffer:
         columns: this rank's masters and their states on disk.
         masters: of this rank's trainable runs; in stage 0 of those of all ranks.
         separate: whether masters have memory of their own.
+        offloaded: whether masters are on the host, and the parameters are not.
         local: this rank's own gradients, not yet reduced, in gradient memory.
         written: which slots of ``local`` hold a gradient.
         home: stages 0 and 1: the gradient memory that stays, in the parameters' dtype.
@@ -87,6 +89,7 @@ class Buffer:
     columns: Columns | None = None
     masters: list[Master] = field(default_factory=list)
     separate: bool = False
+    offloaded: bool = False
     local: Tensor | None = None
     written: list[bool] = field(default_factory=list)
     home: Tensor | None = None
@@ -96,7 +99,13 @@ class Buffer:
         self.written = [False] * len(self.parameters)
         self.seen = [p._version for p in self.parameters]
         self._kinds = [type(p) for p in self.parameters]
-        self._placeholder = torch.tensor(torch.nan, dtype=self.layout.dtype)
+        self._device = self.parameters[0].device
+        self._placeholder = torch.tensor(torch.nan, dtype=self.layout.dtype, device=self._device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are when they are whole."""
+        return self._device
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -110,11 +119,11 @@ class Buffer:
 
     def allocate(self) -> Tensor:
         """Return memory for the whole buffer, not initialised."""
-        return torch.empty(self.layout.numel, dtype=self.layout.dtype)
+        return torch.empty(self.layout.numel, dtype=self.layout.dtype, device=self._device)
 
     def allocate_gradient(self, dtype: torch.dtype) -> Tensor:
         """Return memory for the gradients of all parameters, not initialised."""
-        return torch.empty(self.layout.gradient_numel, dtype=dtype)
+        return torch.empty(self.layout.gradient_numel, dtype=dtype, device=self._device)
 
     def slot_view(self, memory: Tensor, index: int) -> Tensor:
         """Return a parameter's place in memory of the whole buffer, in the parameter's shape."""
@@ -258,7 +267,7 @@ class Unit:
 
 def hidden(like: Tensor) -> Tensor:
     """Return one NaN in the shape and dtype of a tensor: what it reads as while it is on disk."""
-    return torch.tensor(torch.nan, dtype=like.dtype).expand(like.shape)
+    return torch.tensor(torch.nan, dtype=like.dtype, device=like.device).expand(like.shape)
 
 
 def check_hidden(tensor: Tensor, name: str) -> None:
@@ -281,9 +290,13 @@ def split(compact: Tensor, runs: Iterable[Run]) -> list[Tensor]:
     return views
 
 
-def pack(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Copy 1-D tensors one after the other into a new one of ``dtype``."""
-    compact = torch.empty(sum(part.numel() for part in parts), dtype=dtype)
+def pack(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copy 1-D tensors one after the other into a new one of ``dtype`` on ``device``."""
+    numel = sum(part.numel() for part in parts)
+    if device == HOST and any(is_away(part.device) for part in parts):
+        compact = on_host(numel, dtype)
+    else:
+        compact = torch.empty(numel, dtype=dtype, device=device)
     start = 0
     for part in parts:
         compact[start : start + part.numel()].copy_(part)

@@ -34,6 +34,7 @@ from zero.engine import Engine
 from zero.layout import Run, dtype_name
 from zero.offload.disk import VALUE, Columns
 from zero.offload.opened import on_disk
+from zero.places import HOST, is_away
 from zero.unit import Buffer, Master, Unit, split
 
 
@@ -118,6 +119,8 @@ def _taken(tensor: Tensor | Deferred, copy: bool, seen: set[int]) -> Tensor | De
     shared = tensor.data_ptr() in seen
     seen.add(tensor.data_ptr())
     taken = tensor.detach()
+    if is_away(taken.device):
+        return taken.cpu()
     return taken.clone() if copy or shared else taken.contiguous()
 
 
@@ -174,7 +177,8 @@ def capture_buffers(engine: Engine, model: nn.Module, captured: Captured) -> Non
     rows = engine.comm.all_gather_values(np.array(digests, np.int64))
     for index, (name, tensor) in enumerate(buffers.items()):
         if engine.comm.rank == 0 or rows[engine.comm.rank, index] != rows[0, index]:
-            captured.tensors[key_of("buffer", name, 0)] = tensor.detach().contiguous().clone()
+            values = tensor.detach().contiguous()
+            captured.tensors[key_of("buffer", name, 0)] = values.to(HOST, copy=True)
 
 
 def _digest(tensor: Tensor) -> int:
@@ -191,7 +195,7 @@ def _capture_providers(
         plain = part["providers"][provider] = {}
         for key, value in owner.save_state().items():
             if isinstance(value, Tensor) and value.dim():
-                tensors[key_of(f"provider.{provider}", key, 0)] = value.detach().clone()
+                tensors[key_of(f"provider.{provider}", key, 0)] = value.detach().to(HOST, copy=True)
             else:
                 plain[key] = encode(value, f"{provider}: {key}")
 

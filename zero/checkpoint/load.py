@@ -41,6 +41,8 @@ from zero.engine import Engine, engine_of_both
 from zero.exact import spread
 from zero.layout import Run, Slot, dtype_name
 from zero.offload.told import agreed, told
+from zero.places import HOST
+from zero.states import placed
 from zero.unit import Buffer, Master, Unit, split
 
 logger = logging.getLogger("zcomm")
@@ -232,11 +234,11 @@ def _put(
     as_then = index.content["published"] == published(engine)
     for buffer in unit.buffers:
         mine = [part for part in parts if part.buffer is buffer]
-        shard = torch.empty(0)
+        shard = torch.empty(0, device=HOST)
         if buffer.is_cut:
             # On disk it is written whole.
             numel = sum(run.numel for run in buffer.runs)
-            empty = torch.empty(numel, dtype=buffer.layout.dtype)
+            empty = torch.empty(numel, dtype=buffer.layout.dtype, device=HOST)
             shard = empty if buffer.shard is None else buffer.shard
             places = split(shard, buffer.runs)
         else:
@@ -258,6 +260,7 @@ def _put(
 def _put_masters(
     engine: Engine, optimizer: Optimizer, buffer: Buffer, parts: Sequence[_Part]
 ) -> None:
+    groups = {tensor: group for group in optimizer.param_groups for tensor in group["params"]}
     for part in parts:
         assert part.master is not None
         tensor = part.master.tensor
@@ -265,12 +268,15 @@ def _put_masters(
             tensor.copy_(part.kinds["value"])
         # What was read may be a view of a mapped file.
         grad = part.kinds.get("grad")
-        tensor.grad = None if grad is None else grad.clone()
+        tensor.grad = None if grad is None else grad.to(tensor.device, copy=True)
         optimizer.state.pop(tensor, None)
         found = {k.removeprefix("state."): t for k, t in part.kinds.items() if _is_state(k)}
         if found or part.scalars:
             scalars = {key: decode(value) for key, value in part.scalars.items()}
-            optimizer.state[tensor] = {k: t.clone() for k, t in found.items()} | scalars
+            group = groups[tensor]
+            optimizer.state[tensor] = {
+                key: placed(value, tensor, group) for key, value in (found | scalars).items()
+            }
     if buffer.columns is not None:
         buffer.store_masters([part.kinds["value"] for part in parts])
     if engine.offload is not None:

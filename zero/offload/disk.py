@@ -130,7 +130,7 @@ class Columns:
         """
         dtypes = {c[name].dtype for c in self._columns if name in c}
         (dtype,) = dtypes or {torch.float32}
-        whole = torch.zeros(sum(self._numels), dtype=dtype)
+        whole = torch.zeros(sum(self._numels), dtype=dtype, device="cpu")
         reading: deque[tuple[Block, Loading]] = deque()
 
         def take() -> None:

@@ -62,10 +62,10 @@ def allocated(capacity: int) -> Tensor:
 
 
 def _pinned(capacity: int) -> Tensor:
-    tensor = torch.empty(capacity, dtype=torch.uint8, pin_memory=True)
+    tensor = torch.empty(capacity, dtype=torch.uint8, device="cpu", pin_memory=True)
     skipped = -tensor.data_ptr() % ALIGNMENT
     if skipped:  # CUDA gives whole pages; nothing promises it
-        tensor = torch.empty(capacity + ALIGNMENT, dtype=torch.uint8, pin_memory=True)
+        tensor = torch.empty(capacity + ALIGNMENT, dtype=torch.uint8, device="cpu", pin_memory=True)
         skipped = -tensor.data_ptr() % ALIGNMENT
     return tensor[skipped : skipped + capacity].zero_()
 

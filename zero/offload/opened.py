@@ -124,7 +124,7 @@ class InMemory:
         if key not in new:
             old = before.get(key)
             kept = per_element(old, master.numel())
-            new[key] = old if kept else torch.empty(master.numel(), dtype=value.dtype)
+            new[key] = old if kept else torch.empty_like(master, dtype=value.dtype)
         whole: Tensor = new[key]
         return whole
 

@@ -179,11 +179,13 @@ class BlockStep:
         exact = self._publisher.is_exact(unit)
         for piece, (tensor, _) in zip(job.block.pieces, pieces, strict=True):
             master = job.buffer.masters[piece.master]
-            held = part(master.held, piece)
+            held = part(master.held, piece).to(tensor.device)
             if exact:
                 changed = differs(held, tensor.to(held.dtype))
             else:
-                changed = torch.full(held.shape, slot_was_edited(job.buffer, master.run.slot))
+                changed = torch.full_like(
+                    held, slot_was_edited(job.buffer, master.run.slot), dtype=torch.bool
+                )
             if bool(changed.any()):
                 found = True
                 tensor.copy_(torch.where(changed, held.to(tensor.dtype), tensor))
