@@ -27,6 +27,8 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "complex64"
 ITEMSIZE |= {"int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1, "complex128": 16}
 
 ARRAYS = {"numpy": np.ndarray, "torch": torch.Tensor, "fake": FakeArray, "cuda": torch.Tensor}
+ARRAYS["accel"] = torch.Tensor
+TORCH_DEVICES = ("cuda", "accel")
 
 CANONICAL_NAN = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}
 
@@ -64,11 +66,11 @@ def exact(stored, dtype):
 
 
 def as_array(stored, dtype, kind):
-    """Return a new array of a kind ("numpy", "torch", "fake", "cuda", "cupy") with these bits."""
+    """Return a new array with these bits, of a kind: that of a device, "numpy", "torch", "cupy"."""
     if kind == "numpy":
         return stored.copy()
-    if kind == "cuda":
-        return as_array(stored, dtype, "torch").cuda()
+    if kind in TORCH_DEVICES:
+        return as_array(stored, dtype, "torch").to(kind)
     if kind == "cupy":
         return sys.modules["cupy"].asarray(stored)
     if kind == "fake":
@@ -102,7 +104,7 @@ def assert_bits(array, expected, dtype, kind=None):
     """Compare an array with a stored one: kind, dtype, shape and every bit."""
     if kind is not None:
         assert isinstance(array, ARRAYS[kind] if kind in ARRAYS else sys.modules["cupy"].ndarray)
-        assert kind != "cuda" or array.is_cuda
+        assert kind not in TORCH_DEVICES or array.device.type == kind
     found, name = stored_in(array)
     assert name == dtype
     assert found.shape == expected.shape
