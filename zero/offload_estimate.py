@@ -18,8 +18,8 @@ stage 2 with ``"cpu"`` here after the first step. ZeRO-Infinity (arXiv 2104.0785
 20Ψ/N bytes for Adam, of which 4 are float32 gradients: with ``"nvme"`` zero has 14Ψ/N on disk, and
 gradients never go there.
 
-A reader must not assume that device and host are two memories: models of zero are on the CPU, where
-they are one, and ``"cpu"`` saves only the float32 gradients of a step: 4Ψ/N in every step without
+A reader must not assume that device and host are two memories: for a model on the CPU they are one,
+and ``"cpu"`` saves only the float32 gradients of a step: 4Ψ/N in every step without
 it, beside those of 16 bits.
 """
 

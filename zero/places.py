@@ -53,9 +53,7 @@ class Arrivals:
         """Begin to copy a tensor to the host; it may be read when :meth:`wait` has returned."""
         brought = on_host(tensor.numel(), tensor.dtype)
         brought.copy_(tensor, non_blocking=True)
-        event = torch.Event(tensor.device)
-        event.record()
-        self._events.append(event)
+        self._events.append(torch.accelerator.current_stream(tensor.device).record_event())
         return brought
 
     def wait(self) -> None:

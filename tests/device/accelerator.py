@@ -213,7 +213,7 @@ class AccelDevice:
         return DeviceMemory(flat.data_ptr(), flat.numel() * flat.element_size(), self, flat)
 
     def pinned(self, nbytes):
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
 
     def copy(self, target, source):
         assert target.size == source.size

@@ -1,8 +1,8 @@
 """Train on a device that is not the CPU, and compare the bits with those on the CPU.
 
-mpirun -n N python -m tests.zero.device_program FOLDER CASE...; prints "CASE passed" on rank 0.
-The device is "cuda" where there is one, else torch's of tests/device/accelerator.py; on that all
-values are the CPU's, on CUDA they are near.
+python -m tests.zero.device_program TOPOLOGY FOLDER CASE...; prints "CASE passed". Ranks are threads
+with a device each: "cuda" where there is one, else torch's of tests/device/accelerator.py. There
+all values are the CPU's; on CUDA they are near.
 """
 
 import sys
@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 
-import zcomm
 import zero
 from tests.device import accelerator
 from tests.zero.models import Tower, loss_of, make, tokens
-from tests.zero.runs import adamw, assert_same_bits, outcome, shard
+from tests.zero.runs import adamw, assert_same_bits, on, outcome, shard
 
 STEPS = 6
 BF16 = torch.bfloat16
@@ -151,8 +150,9 @@ def compare(one, other, exactly):
             torch.testing.assert_close(tensor, wanted[name], rtol=1e-2, atol=1e-3)
 
 
-def check(comm, name, device, folder):
-    case, exactly = CASES[name], device != "cuda"
+def check(comm, name, folder):
+    case, device = CASES[name], own_device(comm.rank)
+    exactly = not device.startswith("cuda")
     places = [folder / f"{name}.{place}" for place in ("cpu", "device")]
     expected = train(comm, case, "cpu", folder, save=places[0], steps=range(3))
     compare(train(comm, case, device, folder, save=places[1], steps=range(3)), expected, exactly)
@@ -161,17 +161,23 @@ def check(comm, name, device, folder):
     for place in places:
         found = train(comm, case, device, folder, start=place, steps=rest)
         compare(found, expected, exactly)
-    if comm.rank == 0:
-        print(f"{name} passed", flush=True)
+
+
+def own_device(rank):
+    """Make a device the current one of this thread: backward hooks of a device share a thread."""
+    if not torch.cuda.is_available():
+        return accelerator.use(rank)
+    torch.cuda.set_device(rank)
+    return f"cuda:{rank}"
 
 
 def main():
-    device = "cuda" if torch.cuda.is_available() else accelerator.NAME
-    if device != "cuda":
+    topology, folder, *names = sys.argv[1:]
+    if not torch.cuda.is_available():
         accelerator.load()
-    comm = zcomm.init()
-    for name in sys.argv[2:] or CASES:
-        check(comm, name, device, Path(sys.argv[1]))
+    for name in names or CASES:
+        on(topology, check, name, Path(folder))
+        print(f"{name} passed", flush=True)
 
 
 if __name__ == "__main__":

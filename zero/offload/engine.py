@@ -1,8 +1,8 @@
 """Offload of one engine: what goes where, put there unit by unit, and the step in blocks.
 
-On the CPU, where zero runs, ``"cpu"`` leaves states in the host memory that they are in; the step
-runs in blocks, so that float32 gradients exist of one block at a time. ``"nvme"`` moves them to
-files of this rank under ``Config.nvme_path``.
+``"cpu"`` has the states of a model on a device in host memory, where those of a model on the CPU
+are anyway; the step runs in blocks, so that float32 gradients exist of one block at a time.
+``"nvme"`` moves them to files of this rank under ``Config.nvme_path``.
 """
 
 from __future__ import annotations
