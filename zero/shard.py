@@ -61,10 +61,10 @@ def shard(
     tensors, one 1-D tensor per run of a parameter.
 
     Args:
-        model: on the CPU or another device, all of it, with parameters of float32, bfloat16 or
-            float16; or built under
-            ``torch.device("meta")``: then it is initialised and sharded unit by unit, on all ranks
-            from the generator's state of rank 0's draws, on torch's default device.
+        model: on the CPU or on a CUDA device, all of it, with parameters of float32, bfloat16 or
+            float16; or built under ``torch.device("meta")``: then it is initialised and sharded
+            unit by unit, on all ranks from the generator's state of rank 0's draws, on torch's
+            default device.
         optimizer: a torch optimizer that treats elements alone, over the model's parameters; it may
             have states.
         config: stage, codecs, secondary; ``Config()`` is stage 3.
