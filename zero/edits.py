@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zero.layout import Run
+from zero.places import values_of
 from zero.unit import Buffer, split
 
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -55,29 +56,33 @@ def absorb(buffer: Buffer, *, exact: bool, before: Sequence[Tensor] | None = Non
     Returns:
         Whether anything was carried.
     """
-    assert buffer.full is not None
-    found = False
+    full = buffer.full
+    assert full is not None
     shard = buffer.load_shard() if buffer.is_cut else None
     masters = buffer.load_masters() if buffer.separate else []
-    for index, copy in enumerate(_copies(buffer, shard, masters)):
-        value = buffer.run_view(buffer.full, copy.run)
+
+    def changed_in(index: int, copy: _Copy) -> Tensor:
+        value = buffer.run_view(full, copy.run)
         if before is not None:
-            changed = differs(value, before[index])
-        elif exact:
-            changed = differs(value, _expected(copy, value.dtype).to(value.device))
-        else:
-            edited = slot_was_edited(buffer, copy.run.slot)
-            changed = torch.full(value.shape, edited, device=value.device)
-        if bool(changed.any()):
-            found = True
-            _carry(copy, value, changed)
-    if found:
+            return differs(value, before[index])
+        if exact:
+            return differs(value, _expected(copy, value.dtype).to(value.device))
+        edited = slot_was_edited(buffer, copy.run.slot)
+        return torch.full(value.shape, edited, device=value.device)
+
+    copies = list(enumerate(_copies(buffer, shard, masters)))
+    # Whether anything was, first: a device is waited for once, not for each run.
+    edited = values_of([changed_in(index, copy).any() for index, copy in copies])
+    for (index, copy), found in zip(copies, edited, strict=True):
+        if found:
+            _carry(copy, buffer.run_view(full, copy.run), changed_in(index, copy))
+    if any(edited):
         if shard is not None:
             buffer.store_shard(shard)
         if masters:
             buffer.store_masters(masters)
     note_versions(buffer)
-    return found
+    return any(edited)
 
 
 def slot_was_edited(buffer: Buffer, slot: int) -> bool:

@@ -39,6 +39,8 @@ class Model:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} of a model: {value:g}, expected 0 or more")
+        if self.numel == 0:
+            raise ValueError("numel of a model: 0, expected a model that has parameters")
         if max(self.unit_numel, self.root_numel) > self.numel:
             raise ValueError(
                 f"a unit of {self.unit_numel:g} and a root of {self.root_numel:g} parameters: "

@@ -10,6 +10,7 @@ when.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,6 @@ class Arrivals:
         self._events.clear()
 
 
-def values_of(numbers: Sequence[Tensor]) -> list[float]:
+def values_of(scalars: Sequence[Tensor]) -> list[Any]:
     """Return the values of scalars of one device, for which the host waits once."""
-    return [float(value) for value in torch.stack(tuple(numbers)).tolist()] if numbers else []
+    return torch.stack(tuple(scalars)).tolist() if scalars else []

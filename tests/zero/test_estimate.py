@@ -56,6 +56,7 @@ def test_one_stage_with_everything(capsys):
         ("--ranks 8 --process 1GB", "--process counts against --limit"),
         ("--ranks 8 --stage 1 --secondary node", "stage 1 does not shard parameters"),
         ("--ranks 8 --secondary 3", "secondary 3 does not divide 8 ranks"),
+        ("--ranks 8 --params 0", "numel of a model: 0, expected a model that has"),
         ("--ranks 8 --params -1", "numel of a model: -1, expected 0 or more"),
         ("--ranks 8 --params nan", "numel of a model: nan"),
         ("--ranks 8 --params 1e400", "numel of a model: inf"),
