@@ -34,9 +34,14 @@ class Stoppable(Protocol):
         """Finish what is queued and end the threads; wait for that, or at most so long."""
 
 
-OPERATIONS: weakref.WeakSet[Stoppable] = weakref.WeakSet()
-MESSAGES: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+OPERATIONS: list[weakref.ref[Stoppable]] = []
+MESSAGES: list[weakref.ref[Stoppable]] = []
 """Operations are stopped first: what is queued there sends messages."""
+
+
+def after(stage: list[weakref.ref[Stoppable]], stoppable: Stoppable) -> None:
+    """Let the process end after something, as long as that exists."""
+    stage.append(weakref.ref(stoppable, stage.remove))
 
 
 @atexit.register
@@ -44,8 +49,9 @@ def _leave() -> None:
     """Wait for all; registered by the import of zcomm, this runs after what users do at the end."""
     end = time.monotonic() + SECONDS
     for stage in (OPERATIONS, MESSAGES):
-        for stoppable in list(stage):
-            stoppable.stop(max(end - time.monotonic(), 0.0))
+        for stoppable in [reference() for reference in stage.copy()]:
+            if stoppable is not None:
+                stoppable.stop(max(end - time.monotonic(), 0.0))
     rest = 0
     while rest < LOOKS and time.monotonic() < end:
         states = _states(GLOO_THREAD)
@@ -60,7 +66,7 @@ def _states(name: str) -> str:
     states = ""
     for stat in Path("/proc/self/task").glob("*/stat"):
         try:
-            thread, _, rest = stat.read_text().partition("(")[2].rpartition(") ")
+            thread, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(") ")
         except OSError:  # it ended meanwhile
             continue
         if thread == name:

@@ -273,7 +273,9 @@ class _TorchPort:
 
     def empty(self, rows: int) -> Any:
         """Allocate as much as ``rows`` of these tensors, one after the other."""
-        return sys.modules["torch"].empty(_stacked(self._shape, rows), dtype=self._dtype)
+        return sys.modules["torch"].empty(
+            _stacked(self._shape, rows), dtype=self._dtype, device="cpu"
+        )
 
     def reader(self, memory: npt.NDArray[np.uint8]) -> Call:
         """Return what copies a tensor into ``memory``."""
@@ -299,7 +301,7 @@ class _TorchPort:
         addresses = [row.ctypes.data for row in rows]
 
         def gather(out: Any) -> Any:
-            made = torch.empty(shape, dtype=self._dtype) if out is None else out
+            made = torch.empty(shape, dtype=self._dtype, device="cpu") if out is None else out
             start = made.data_ptr()
             for number, address in enumerate(addresses):
                 ctypes.memmove(start + number * nbytes, address, nbytes)

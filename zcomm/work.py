@@ -108,7 +108,7 @@ class Stream:
         self._lanes: dict[int, Lane] = {}
         self._waiting: list[int] = []
         """As long as there are threads that wait for an operation: appended to and popped whole."""
-        leaving.OPERATIONS.add(self)
+        leaving.after(leaving.OPERATIONS, self)
 
     def lane(self, device: Device) -> Lane:
         """Return the lane of a device, the same at every call."""

@@ -36,11 +36,11 @@ HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
 
 
-def check_elementwise(optimizer: Optimizer) -> None:
+def check_elementwise(optimizer: Optimizer, device: torch.device) -> None:
     """Refuse an optimizer whose step of a tensor is not the steps of its elements.
 
     Those of torch are known by name; another is probed: two steps of a matrix must have the same
-    bits as those of its two halves.
+    bits as those of its two halves, on the device where it will step.
 
     Raises:
         ValueError: naming the optimizer.
@@ -53,7 +53,7 @@ def check_elementwise(optimizer: Optimizer) -> None:
     if is_known(optimizer):
         return
     try:
-        same = _steps_halves_alike(optimizer)
+        same = _steps_halves_alike(optimizer, device)
     except Exception as error:
         raise _refusal(kind.__name__, f"a trial step failed: {error}") from error
     if not same:
@@ -72,9 +72,10 @@ def _refusal(name: str, reason: str) -> ValueError:
     return ValueError(f"optimizer {name} cannot be sharded: {reason}; possible: {known}, and alike")
 
 
-def _steps_halves_alike(optimizer: Optimizer) -> bool:
+def _steps_halves_alike(optimizer: Optimizer, device: torch.device) -> bool:
     generator = torch.Generator("cpu").manual_seed(0)
-    start, *grads = (torch.randn(32, 32, generator=generator, device="cpu") for _ in range(3))
+    drawn = [torch.randn(32, 32, generator=generator, device="cpu") for _ in range(3)]
+    start, *grads = (values.to(device) for values in drawn)
     grads = [grad * (step + 1) for step, grad in enumerate(grads)]
     whole = start.clone()
     halves = [half.clone() for half in torch.split(start.flatten(), 512)]

@@ -10,7 +10,9 @@ from zero.offload.told import told
 from zero.unit import Buffer, Unit, pack, split
 
 
-def full_state_dict(model: nn.Module, *, root: int | None = None) -> dict[str, Tensor]:
+def full_state_dict(
+    model: nn.Module, *, root: int | None = None, device: torch.device | str | None = None
+) -> dict[str, Tensor]:
     """Return the state dict of a sharded model with whole, copied parameters.
 
     A collective. Units are gathered one after the other, without codecs: the values are those of
@@ -20,6 +22,8 @@ def full_state_dict(model: nn.Module, *, root: int | None = None) -> dict[str, T
     Args:
         model: returned by ``zero.shard``.
         root: the rank that gets the state dict, {} on the others; None for all ranks.
+        device: where the tensors are to be: "cpu" for a model that its GPU cannot hold whole. None:
+            where the model is.
 
     Raises:
         ValueError: inside ``full_params``, where edits are not taken yet; a rank that is none.
@@ -43,13 +47,17 @@ def full_state_dict(model: nn.Module, *, root: int | None = None) -> dict[str, T
             if wanted:
                 for index, parameter in enumerate(buffer.parameters):
                     # Not a view: it would keep the other parameters' memory.
-                    whole[id(parameter)] = buffer.slot_view(full, index).clone()
+                    whole[id(parameter)] = _copied(buffer.slot_view(full, index), device)
     if not wanted:
         return {}
     return {
-        name: whole[id(tensor)] if id(tensor) in whole else tensor.detach().clone()
+        name: whole[id(tensor)] if id(tensor) in whole else _copied(tensor.detach(), device)
         for name, tensor in model.state_dict(keep_vars=True).items()
     }
+
+
+def _copied(tensor: Tensor, device: torch.device | str | None) -> Tensor:
+    return tensor.clone() if device is None else tensor.to(device, copy=True)
 
 
 def gather_exact(engine: Engine, unit: Unit) -> list[Tensor]:

@@ -179,7 +179,8 @@ class TwoHops:
 
         def divide() -> None:
             for mean in means:
-                mean.div_(torch.tensor(float(self._size), device="cpu"))
+                # Not by a number of the host: CUDA multiplies by its reciprocal.
+                mean.div_(torch.full((), float(self._size), device=mean.device))
 
         prepared = _run(self.rail, prepare, async_op)
         codecs = self._codecs if codec else None

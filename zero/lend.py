@@ -69,7 +69,9 @@ def lend(comm: Communicator, unit: Unit, *, async_op: bool) -> Lent:
             assert buffer.shard is not None
             kept = buffer.shard
         if kept.device != buffer.device:
-            brought.append((torch.empty_like(kept, device=buffer.device), kept))
+            # Made in inference mode it could not be written by another thread.
+            with torch.inference_mode(False):
+                brought.append((torch.empty_like(kept, device=buffer.device), kept))
             kept = brought[-1][0]
         shards.append(kept)
     return Lent(shards, comm, loadings, brought, async_op)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from zero.layout import UnitModules
+from zero.places import is_away
 
 Init = Callable[[nn.Module], object] | Literal["empty"] | None
 
@@ -61,8 +62,7 @@ def materialise(
         new = _allocate(module, visited)
         if init != "empty":
             if id(module) in states:
-                with torch.random.fork_rng(devices=[]):
-                    torch.set_rng_state(states[id(module)])
+                with _drawing_from(states[id(module)]):
                     _reset(module, new)
             else:
                 _reset(module, new)
@@ -93,11 +93,36 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((n, t) for n, t in module._buffers.items() if t is not None)
 
 
-def _draw(model: nn.Module) -> dict[int, Tensor]:
-    """Draw what the constructors draw, for nothing; return the generator's state before each."""
+def _generators() -> list[Tensor]:
+    """Return the states of the generators that initialisers draw from: CPU, default device."""
+    device = torch.get_default_device()
+    others = [torch.get_device_module(device).get_rng_state(device)] if is_away(device) else []
+    return [torch.get_rng_state(), *others]
+
+
+def _set_generators(states: list[Tensor]) -> None:
+    device = torch.get_default_device()
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+@contextmanager
+def _drawing_from(states: list[Tensor]) -> Iterator[None]:
+    """Draw from these states of the generators, and leave those of now as they are."""
+    before = _generators()
+    _set_generators(states)
+    try:
+        yield
+    finally:
+        _set_generators(before)
+
+
+def _draw(model: nn.Module) -> dict[int, list[Tensor]]:
+    """Draw what the constructors draw, for nothing; return the generators' states before each."""
     states = {}
     for module in _children_first(model):
-        states[id(module)] = torch.get_rng_state()
+        states[id(module)] = _generators()
         with _scratch(module, {name for name, _ in _own(module)}):
             _run_reset(module)
     return states

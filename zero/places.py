@@ -19,7 +19,7 @@ HOST = torch.device("cpu")
 
 
 def device_of(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.device:
-    """Return the one device of the parameters that have memory; the host where none has.
+    """Return the one device of the parameters that have memory; torch's default where none has.
 
     Raises:
         ValueError: they are on several, naming one parameter of each.
@@ -31,7 +31,7 @@ def device_of(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.device:
     if len(found) > 1:
         places = " and ".join(f"{name} on {device}" for device, name in found.items())
         raise ValueError(f"the model has {places}: possible is one device for all parameters")
-    return next(iter(found), HOST)
+    return next(iter(found), torch.get_default_device())
 
 
 def is_away(device: torch.device) -> bool:

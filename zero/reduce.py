@@ -298,6 +298,7 @@ class Reducer:
     def drop(self) -> None:
         """Forget the local gradients of a backward that did not finish."""
         self._land()
+        self._arrivals.wait()
         for buffer in self._buffers:
             if buffer.local is not None and buffer.local is not buffer.home:
                 self.pool.give(buffer.local)

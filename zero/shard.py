@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -82,16 +84,18 @@ def shard(
     config = config or Config()
     if is_sharded(model) or is_sharded(optimizer):
         raise ValueError("this model or optimizer is already sharded")
-    check_elementwise(optimizer)
+    device = device_of(model.named_parameters())
+    check_elementwise(optimizer, HOST if config.offload_optimizer else device)
     if config.offload_optimizer is not None:
         check_blocks(optimizer)
     if config.offload_optimizer == "nvme":
         check_states_on_disk(optimizer)
+    if is_away(device):
+        check_device(comm, device, optimizer, config)
     config = without_differences(config, comm)
     tensor_parallel = use_local_parts(model, optimizer)
     trained = trained_parameters(optimizer, model)
     _say_untrained(model, trained)
-    device_of(model.named_parameters())
     found = find_units(model, config.units)
     owners = comm.topology.ownership()
     layouts = [lay_out(u.parameters, owners, config.piece_numel, trained) for u in found]
@@ -212,14 +216,17 @@ def _make_masters(buffer: Buffer, comm: Communicator, config: Config) -> None:
     buffer.separate = layout.dtype != torch.float32 or decoded or config.on_disk or apart
     if config.stage == 3:
         mine = [buffer.run_view(full, run) for run in buffer.runs]
-        buffer.shard = pack(mine, layout.dtype, of_shard)
+        pinned = away and config.offload_params == "cpu"
+        buffer.shard = pack(mine, layout.dtype, of_shard, pinned=pinned)
         views = dict(zip(buffer.runs, split(buffer.shard, buffer.runs), strict=True))
     owners = range(comm.size) if config.stage == 0 else (comm.rank,)
     runs = [(owner, run) for owner in owners for run in layout.trainable_runs(owner)]
     held = [buffer.run_view(full, run) if config.stage < 3 else views[run] for _, run in runs]
     tensors = held
     if buffer.separate:
-        tensors = split(pack(held, torch.float32, of_masters), [run for _, run in runs])
+        pinned = away and config.offload_optimizer == "cpu"
+        values = pack(held, torch.float32, of_masters, pinned=pinned)
+        tensors = split(values, [run for _, run in runs])
     for (owner, run), tensor, value in zip(runs, tensors, held, strict=True):
         tensor = tensor.detach()
         tensor.grad_dtype = None
@@ -319,6 +326,32 @@ def _refuse_group(group: dict[str, object]) -> None:
     raise ValueError(
         f"the optimizer is sharded: add the group of {sorted(group)} before zero.shard"
     )
+
+
+def check_device(
+    comm: Communicator, device: torch.device, optimizer: Optimizer, config: Config
+) -> None:
+    """Refuse what cannot work on a device. A collective.
+
+    Raises:
+        ValueError: ranks that are threads of one process and share a device; a capturable step of
+            masters that are offloaded.
+    """
+    place = f"{socket.gethostname()} {os.getpid()} {device}"
+    digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
+    rows = comm.all_gather_values(np.frombuffer(digest, np.int64))
+    shared = [rank for rank in range(comm.size) if rows[rank, 0] == rows[comm.rank, 0]]
+    if len(shared) > 1:
+        # The hooks of a device's backwards run in one thread: one would wait for the other.
+        raise ValueError(
+            f"ranks {shared} are threads of one process with a model on {device} each: possible is"
+            " a device for each of them, or ranks that are processes"
+        )
+    if config.offload_optimizer and any(g.get("capturable") for g in optimizer.param_groups):
+        raise ValueError(
+            f"offload_optimizer {config.offload_optimizer!r} with a capturable optimizer: its step"
+            " is on the host, where nothing is captured; use capturable=False"
+        )
 
 
 def _say_untrained(model: nn.Module, trained: set[nn.Parameter]) -> None:

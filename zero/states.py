@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zero.layout import Slot
+from zero.places import HOST, is_away
 from zero.unit import Master, Unit
 
 
@@ -77,12 +78,15 @@ def _cut_state(
 def placed(value: Any, master: Tensor, group: Mapping[str, Any]) -> Any:
     """Return a copy of a master's state where the optimizer looks for it.
 
-    Numbers stay on the host, but for the steps that torch runs on a device alone.
+    Numbers are on the host where the optimizer had them there, or where a checkpoint was read; but
+    steps that torch runs on a device alone have them on it.
     """
     if not isinstance(value, Tensor):
         return value
-    on_device = value.dim() > 0 or group.get("fused") or group.get("capturable")
-    return value.to(master.device if on_device else "cpu", copy=True)
+    moves = (
+        value.dim() > 0 or is_away(value.device) or group.get("fused") or group.get("capturable")
+    )
+    return value.to(master.device if moves else HOST, copy=True)
 
 
 def in_memory_order(value: Tensor, slot: Slot) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from zcomm.seeds import derive
 from zero.layout import BufferLayout, Run
 from zero.parameters import hide, show
-from zero.places import HOST, is_away, on_host
+from zero.places import HOST, on_host
 
 if TYPE_CHECKING:
     from zero.offload.disk import Columns, StoredShard
@@ -290,10 +290,15 @@ def split(compact: Tensor, runs: Iterable[Run]) -> list[Tensor]:
     return views
 
 
-def pack(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy 1-D tensors one after the other into a new one of ``dtype`` on ``device``."""
+def pack(
+    parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device, *, pinned: bool = False
+) -> Tensor:
+    """Copy 1-D tensors one after the other into a new one of ``dtype`` on ``device``.
+
+    ``pinned``: what is on the host stays there, and is copied to and from a GPU.
+    """
     numel = sum(part.numel() for part in parts)
-    if device == HOST and any(is_away(part.device) for part in parts):
+    if pinned and device == HOST:
         compact = on_host(numel, dtype)
     else:
         compact = torch.empty(numel, dtype=dtype, device=device)

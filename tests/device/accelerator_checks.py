@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import zcomm
 from tests.collectives import checks
 from tests.collectives.dtypes import as_array, assert_bits, drawn, filled, stored_in
 from tests.collectives.worlds import algorithms, on
@@ -29,6 +30,20 @@ NUM_STEPS = 3
 @pytest.fixture(autouse=True, scope="module")
 def library():
     return accelerator.load()
+
+
+def test_host_arrays_stay_on_the_host_whatever_the_default_device_is():
+    def program(comm):
+        x = torch.full((5,), 1.0 + comm.rank)
+        with torch.device(accelerator.use(comm.rank)):
+            gathered = [comm.all_gather(x) for _ in range(3)]
+            large = [comm.all_gather(x.repeat(50_000)) for _ in range(3)]
+            decoded = Codec.parse("int8").decode(Codec.parse("int8").encode(x), 5, torch.float32)
+        assert {y.device.type for y in (*gathered, *large, decoded)} == {"cpu"}
+        assert all(torch.equal(y, gathered[0]) for y in gathered)
+        assert all(torch.equal(y, large[0]) for y in large)
+
+    zcomm.run_local(program, 2)
 
 
 class Attention(nn.Module):

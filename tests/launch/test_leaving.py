@@ -52,6 +52,16 @@ zcomm.leaving._leave()
 print(time.monotonic() - start)
 """
 
+# What was registered before zcomm was imported runs after zcomm has left.
+LATE = """
+import atexit
+@atexit.register
+def last():
+    late = transport.send({1: memory}, 0)
+    while not late.done():
+        late.wait(1)
+""" + MESSAGE.replace("transport.send({1:", "memory = np.zeros(4, np.uint8); transport.send({1:")
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the states of threads are Linux's")
 def test_a_process_ends_after_what_gloo_frees(launch):
@@ -62,6 +72,11 @@ def test_a_process_ends_after_what_gloo_frees(launch):
 def test_a_process_ends_after_the_message_that_nobody_awaits(launch):
     run = launch("-c", MESSAGE, timeout=60)
     assert (run.returncode, run.stdout) == (0, "sent"), run.stderr
+
+
+def test_a_message_after_all_were_awaited_is_sent(launch):
+    run = launch("-c", LATE, timeout=60)
+    assert (run.returncode, run.stdout) == (0, "sentsent"), run.stderr
 
 
 @pytest.mark.parametrize("given_up", [False, True])

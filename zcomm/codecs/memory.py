@@ -98,7 +98,7 @@ def empty(numel: int, dtype: Any, wire: Any) -> tuple[Any, Memory]:
         return made, arrays.view(made).memory
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
-        tensor = torch.empty(numel, dtype=dtype)
+        tensor = torch.empty(numel, dtype=dtype, device="cpu")
         return tensor, view(tensor)[0]
     if dtype_name(dtype) == "bfloat16" and isinstance(dtype, str):
         raise TypeError("NumPy has no dtype bfloat16: give torch.bfloat16")

@@ -61,7 +61,7 @@ def to_receive(x: torch.Tensor, peer: int | None, tag: int) -> Staged:
     """Return where a message for a tensor arrives."""
     origin = "any rank" if peer is None else f"rank {peer}"
     direct = x.device.type == "cpu" and x.is_contiguous()
-    staged = x.detach() if direct else torch.empty(x.shape, dtype=x.dtype)
+    staged = x.detach() if direct else torch.empty(x.shape, dtype=x.dtype, device="cpu")
     return Staged(staged, f"recv of {_described(x)} from {origin}, tag {tag}", x)
 
 
@@ -123,8 +123,8 @@ class Message(dist.Work):
         if self._future is None:
             self._future = torch.futures.Future()
             waiting = _Waiting(target=self._fulfil, name="zcomm-message", daemon=True)
-            leaving.MESSAGES.add(waiting)
             waiting.start()
+            leaving.after(leaving.MESSAGES, waiting)
         return self._future
 
     def _fulfil(self) -> None:

@@ -72,7 +72,7 @@ class ProcessGroupTransport:
         self._num_pending = 0
         self._failure: str | None = None
         self._process = os.getpid()
-        leaving.MESSAGES.add(self)
+        leaving.after(leaving.MESSAGES, self)
 
     def exchange(
         self,
@@ -200,13 +200,16 @@ class ProcessGroupTransport:
         """End the threads when their messages have; wait for that, or at most so long."""
         if os.getpid() != self._process:  # a fork has no such threads
             return
-        for queue in self._lines.values():
+        for queue in list(self._lines.values()):
             queue.put(None)
         if seconds is not None and self._failure is not None:
             seconds = 0.0  # what is on its way may never arrive
         end = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
             thread.join(None if end is None else max(end - time.monotonic(), 0.0))
+        # Whoever still sends, at the end of the process, gets new ones.
+        self._lines.clear()
+        self._threads.clear()
 
     def _parts(self, memory: HostMemory) -> Iterator[HostMemory]:
         for start in range(0, memory.size, self._limit):

@@ -121,6 +121,8 @@ def load(
             buffers = _read_buffers(index, reader, engine, model)
             _load_providers(index, reader, engine, same_plan)
         engine.gathering.forget()
+        # First: how a group is stepped says where its states are.
+        _load_groups(index, optimizer)
         with nullcontext() if engine.offload is None else engine.offload.faults.watch():
             for unit in engine.units:
                 if streams:
@@ -132,7 +134,6 @@ def load(
                 agreed(comm)
         _put_buffers(model, buffers)
     engine.stepper.unfinished = False
-    _load_groups(index, optimizer)
     if scheduler is not None:
         scheduler.load_state_dict(decode(index.content["scheduler"]))
     if random_state:

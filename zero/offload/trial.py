@@ -25,9 +25,9 @@ def check_blocks(optimizer: Optimizer) -> None:
     if is_known(optimizer):
         return
     group = optimizer.param_groups[0]
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(512, generator=generator)
-    grads = [torch.randn(512, generator=generator) * (step + 1) for step in range(3)]
+    generator = torch.Generator("cpu").manual_seed(0)
+    start, *grads = (torch.randn(512, generator=generator, device="cpu") for _ in range(4))
+    grads = [grad * (step + 1) for step, grad in enumerate(grads)]
     whole, halves = start.clone(), [half.clone() for half in start.chunk(2)]
     try:
         _step_whole(trial(optimizer, group, [whole]), whole, grads)
