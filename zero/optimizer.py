@@ -145,6 +145,7 @@ class Stepper:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        _refuse_scaler(optimizer)
         if self._blocks is not None:
             self._blocks.check()
         args, kwargs = _evaluate_closure(args, kwargs)
@@ -288,6 +289,21 @@ def slots_with_gradient(buffer: Buffer) -> list[bool]:
     for master in buffer.own_masters():
         found[master.run.slot] |= master.tensor.grad is not None
     return found
+
+
+def _refuse_scaler(optimizer: Optimizer) -> None:
+    """Refuse a step of ``torch.amp.GradScaler``, which decides on each rank alone.
+
+    Seen where the step is fused; another scaler skips the step before anybody is asked.
+
+    Raises:
+        ValueError: saying what scales losses instead.
+    """
+    if getattr(optimizer, "found_inf", None) is not None:
+        raise ValueError(
+            "torch.amp.GradScaler decides on each rank alone whether to step: use"
+            " zero.Config(loss_scale='dynamic') and zero.scale_loss(optimizer, loss).backward()"
+        )
 
 
 def _evaluate_closure(

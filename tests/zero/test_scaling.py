@@ -166,3 +166,16 @@ def test_growth_starts_again_and_the_scale_does_not_fall_below_the_minimum():
 def test_refused(make_one, message):
     with pytest.raises(ValueError, match=message):
         make_one()
+
+
+def test_torchs_scaler_which_decides_on_each_rank_alone_is_refused():
+    def program(comm):
+        model = torch.nn.Linear(8, 8)
+        fused = torch.optim.AdamW(model.parameters(), fused=True)
+        model, optimizer = zero.shard(model, fused, zero.Config(stage=2), comm=comm)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+        with pytest.raises(ValueError, match=r"use zero.Config\(loss_scale='dynamic'\)"):
+            scaler.step(optimizer)
+
+    on("2", program)
