@@ -384,13 +384,14 @@ class Communicator:
         with contextlib.suppress(ZcommError):  # a job that is broken already
             self._issuer.call(self._guard.refuse, error)
 
-    def enqueue(self, function: Callable[[], None]) -> Work[None]:
-        """Run host work of this rank in its turn: after all that was issued, before what follows.
+    def enqueue(self, function: Callable[[], None], arrays: Sequence[Any] = ()) -> Work[None]:
+        """Run work of this rank in its turn: after all that was issued, before what follows.
 
-        It must call no operation of a communicator. Returns at once.
+        It must call no operation of a communicator. Returns at once. ``arrays`` are those that it
+        reads or writes: where they are on a device, what it enqueues there comes in turn as well.
         """
         self._check_open("enqueue")
-        return self._stream.submit(function)
+        return self._issuer.enqueue(function, arrays)
 
     def all_gather_values(self, values: npt.NDArray[Any], label: str = "") -> npt.NDArray[Any]:
         """Return the control values of all ranks: a NumPy array (n,) -> (W, n).

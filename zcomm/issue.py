@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from zcomm.arguments import Item
-from zcomm.arrays import View
+from zcomm.arrays import View, on_device, view
 from zcomm.collectives.channel import Channel
 from zcomm.device import DeviceMemory, Memory, Operation, device_of
 from zcomm.errors import OffloadError
@@ -101,10 +101,18 @@ class Issuer:
         """Queue what communicates; ``join`` is called when it is awaited."""
         return self._stream.submit(partial(self._run, function), join)
 
+    def enqueue(self, function: Callable[[], None], arrays: Sequence[Any]) -> Work[None]:
+        """Queue what does not communicate; ``arrays``, of one place, are what it works on."""
+        views = [view(x) for x in arrays if on_device(x)]
+        if not views:
+            return self._stream.submit(function)
+        operation = self._operation([x.memory for x in views], [x.array for x in views])
+        return self._stream.submit(_placed(function, operation), operation.join)
+
     def alone(self, execute: Callable[[], None], x: View) -> None:
         """Run an operation that has no handshake, on one array."""
-        on_device = isinstance(x.memory, DeviceMemory)
-        self._finish(execute, self._operation([x.memory], [x.array]) if on_device else None)
+        is_away = isinstance(x.memory, DeviceMemory)
+        self._finish(execute, self._operation([x.memory], [x.array]) if is_away else None)
 
     def together(self, execute: Callable[[], None], xs: Sequence[View]) -> None:
         """Run an operation whose handshake was made before, on arrays of one place."""

@@ -88,9 +88,6 @@ class TwoHops:
         self, unit: Unit, fulls: Sequence[Tensor], seed: int, *, async_op: bool
     ) -> tuple[list[Tensor], tuple[Work[object], ...]]:
         """Reduce a unit; returns float32 means, or slices that are to be accumulated, and works."""
-        if any(is_away(full.device) for full in fulls):
-            # What is enqueued between the hops would not be on the stream of theirs.
-            async_op = False
         slices, works = self._inside(unit, fulls, seed, async_op)
         if self.accumulate:
             return slices, works
@@ -182,7 +179,7 @@ class TwoHops:
                 # Not by a number of the host: CUDA multiplies by its reciprocal.
                 mean.div_(torch.full((), float(self._size), device=mean.device))
 
-        prepared = _run(self.rail, prepare, async_op)
+        prepared = _run(self.rail, prepare, [*sent, *slices], async_op)
         codecs = self._codecs if codec else None
         work = self.rail.reduce_layout(
             sent,
@@ -199,7 +196,11 @@ class TwoHops:
             seed=derive(seed, 1),
             async_op=async_op,
         )
-        works = (*prepared, *((work,) if async_op else ()), *_run(self.rail, divide, async_op))
+        works = (
+            *prepared,
+            *((work,) if async_op else ()),
+            *_run(self.rail, divide, means, async_op),
+        )
         return means, works
 
     def _feed_back(self, buffer: Buffer, codec: Codec, slice_: Tensor) -> None:
@@ -247,10 +248,10 @@ class TwoHops:
 
 
 def _run(
-    comm: Communicator, function: Callable[[], None], async_op: bool
+    comm: Communicator, function: Callable[[], None], arrays: Sequence[Tensor], async_op: bool
 ) -> tuple[Work[object], ...]:
     if async_op:
-        return (comm.enqueue(function),)  # type: ignore[return-value]
+        return (comm.enqueue(function, arrays),)  # type: ignore[return-value]
     function()
     return ()
 

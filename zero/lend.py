@@ -38,6 +38,8 @@ class Lent:
         for loading in self._loadings:
             loading.wait(noted=False)
         for shard, kept in self._brought:
+            # The stream of the collective, which may be the last to use it.
+            shard.record_stream(torch.accelerator.current_stream(shard.device))
             shard.copy_(kept)
 
     def give_back(self) -> tuple[Work[object], ...]:

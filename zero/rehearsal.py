@@ -123,8 +123,8 @@ class _Stage:
     def broadcast(self, x: object) -> None:
         """Do nothing: models are broadcast when they are sharded, in no step."""
 
-    def enqueue(self, function: Callable[[], None]) -> _Rehearsed:
-        """Do nothing: host work between operations, on values that are not there."""
+    def enqueue(self, function: Callable[[], None], arrays: object = ()) -> _Rehearsed:
+        """Do nothing: work between operations, on values that are not there."""
         return _Rehearsed(self._script, None)
 
     def all_gather_values(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -33,7 +33,6 @@ from zcomm.work import Work
 from zero.differences import Differences
 from zero.layout import dtype_name
 from zero.lend import lend
-from zero.places import is_away
 from zero.unit import Buffer, Unit
 
 
@@ -117,9 +116,6 @@ class Secondary:
 
         Returns the works to wait for, all of them; none without ``async_op``.
         """
-        if (self._codes or self._differences is not None) and is_away(unit.buffers[0].device):
-            # What is enqueued between two collectives would not be on the stream of theirs.
-            async_op = False
         codec = self._codec if unit.quantise and self.rail.size > 1 else None
         current = self._slices.get(unit)
         if current is None:
@@ -211,7 +207,7 @@ class Secondary:
                 differences.apply(buffer, place, full)
 
         if async_op:
-            return [work, self.rail.enqueue(apply)]
+            return [work, self.rail.enqueue(apply, [*(place for _, place in moved), *fulls])]
         apply()
         return []
 
@@ -285,7 +281,7 @@ class Secondary:
             self._decode(unit, codec, layout, memory, fulls)
 
         if async_op:
-            return [work, self.group.enqueue(decode)]
+            return [work, self.group.enqueue(decode, [memory, *fulls])]
         decode()
         return []
 

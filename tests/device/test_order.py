@@ -69,6 +69,26 @@ def test_the_stream_of_the_thread_that_calls_is_what_counts():
     assert on("2x2", program) == [(True, True)] * 4
 
 
+def added(comm, *, arrays=True):
+    """Add one to what an operation under way brings; return whether that came in its turn."""
+    shard = as_array(drawn((NUMEL,), "float32", 70, comm.rank), "float32", "fake")
+    out = fake.new(fake.mine(), (NUMEL * comm.size,), "float32")
+    comm.all_gather(shard, out, async_op=True)
+    work = comm.enqueue(
+        lambda: out.task(lambda values: np.add(values, 1, out=values)), [out] if arrays else []
+    )
+    work.wait()
+    return bool((out.numpy() == gathered(comm) + 1).all())
+
+
+def test_what_is_enqueued_with_arrays_comes_in_turn_on_their_device():
+    assert on("2x2", added) == [True] * 4
+
+
+def test_without_the_arrays_it_is_enqueued_on_the_stream_of_its_thread():
+    assert not any(on("2x2", lambda comm: added(comm, arrays=False)))
+
+
 def reuse(comm, records):
     """Drop the output of an asynchronous call, and write something else to its memory."""
     mine = FakeDevice(records=records)
