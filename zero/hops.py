@@ -179,7 +179,8 @@ class TwoHops:
                 # Not by a number of the host: CUDA multiplies by its reciprocal.
                 mean.div_(torch.full((), float(self._size), device=mean.device))
 
-        prepared = _run(self.rail, prepare, [*sent, *slices], async_op)
+        held = [self.residuals[b].wire for b in buffers if b in self.residuals]
+        prepared = _run(self.rail, prepare, [*sent, *slices, *held], async_op)
         codecs = self._codecs if codec else None
         work = self.rail.reduce_layout(
             sent,
@@ -248,7 +249,7 @@ class TwoHops:
 
 
 def _run(
-    comm: Communicator, function: Callable[[], None], arrays: Sequence[Tensor], async_op: bool
+    comm: Communicator, function: Callable[[], None], arrays: Sequence[Any], async_op: bool
 ) -> tuple[Work[object], ...]:
     if async_op:
         return (comm.enqueue(function, arrays),)  # type: ignore[return-value]

@@ -145,7 +145,8 @@ class Stepper:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        _refuse_scaler(optimizer)
+        if self._comm.size > 1:
+            _refuse_scaler(optimizer)
         if self._blocks is not None:
             self._blocks.check()
         args, kwargs = _evaluate_closure(args, kwargs)
@@ -300,6 +301,8 @@ def _refuse_scaler(optimizer: Optimizer) -> None:
         ValueError: saying what scales losses instead.
     """
     if getattr(optimizer, "found_inf", None) is not None:
+        for name in ("found_inf", "grad_scale"):  # the scaler would remove them after the step
+            vars(optimizer).pop(name, None)
         raise ValueError(
             "torch.amp.GradScaler decides on each rank alone whether to step: use"
             " zero.Config(loss_scale='dynamic') and zero.scale_loss(optimizer, loss).backward()"

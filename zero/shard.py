@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -39,6 +38,9 @@ from zero.tensor_parallel import use_local_parts
 from zero.unit import Buffer, Master, State, Unit, pack, split
 
 logger = logging.getLogger("zcomm")
+
+_PROCESS = os.urandom(8).hex()
+"""What no other process has; one that was forked cannot communicate."""
 
 
 def shard(
@@ -337,15 +339,14 @@ def check_device(
         ValueError: ranks that are threads of one process and share a device; a capturable step of
             masters that are offloaded.
     """
-    place = f"{socket.gethostname()} {os.getpid()} {device}"
-    digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
-    rows = comm.all_gather_values(np.frombuffer(digest, np.int64))
-    shared = [rank for rank in range(comm.size) if rows[rank, 0] == rows[comm.rank, 0]]
-    if len(shared) > 1:
+    digest = hashlib.blake2b(f"{_PROCESS} {device}".encode(), digest_size=8).digest()
+    places = comm.all_gather_values(np.frombuffer(digest, np.int64))[:, 0].tolist()
+    shared = [rank for rank, place in enumerate(places) if places.count(place) > 1]
+    if shared:
         # The hooks of a device's backwards run in one thread: one would wait for the other.
         raise ValueError(
-            f"ranks {shared} are threads of one process with a model on {device} each: possible is"
-            " a device for each of them, or ranks that are processes"
+            f"ranks {shared} are threads of a process that share a device (rank {comm.rank}:"
+            f" {device}): possible is a device for each of them, or ranks that are processes"
         )
     if config.offload_optimizer and any(g.get("capturable") for g in optimizer.param_groups):
         raise ValueError(

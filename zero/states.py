@@ -75,17 +75,16 @@ def _cut_state(
     return state
 
 
-def placed(value: Any, master: Tensor, group: Mapping[str, Any]) -> Any:
+def placed(value: Any, master: Tensor, group: Mapping[str, Any], before: object = None) -> Any:
     """Return a copy of a master's state where the optimizer looks for it.
 
-    Numbers are on the host where the optimizer had them there, or where a checkpoint was read; but
-    steps that torch runs on a device alone have them on it.
+    Numbers stay where the optimizer had them, now or ``before``; but steps that torch runs on a
+    device alone have them on it.
     """
     if not isinstance(value, Tensor):
         return value
-    moves = (
-        value.dim() > 0 or is_away(value.device) or group.get("fused") or group.get("capturable")
-    )
+    was_there = any(isinstance(x, Tensor) and is_away(x.device) for x in (value, before))
+    moves = value.dim() or was_there or group.get("fused") or group.get("capturable")
     return value.to(master.device if moves else HOST, copy=True)
 
 

@@ -69,8 +69,9 @@ def test_a_process_ends_after_what_gloo_frees(launch):
     assert (run.returncode, run.stdout) == (0, "freed"), run.stderr
 
 
-def test_a_process_ends_after_the_message_that_nobody_awaits(launch):
-    run = launch("-c", MESSAGE, timeout=60)
+@pytest.mark.parametrize("end", ["", "transport.close()"])
+def test_a_process_ends_after_the_message_that_nobody_awaits(launch, end):
+    run = launch("-c", MESSAGE + end, timeout=60)
     assert (run.returncode, run.stdout) == (0, "sent"), run.stderr
 
 

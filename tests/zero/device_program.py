@@ -39,6 +39,10 @@ def foreach(parameters):
     return torch.optim.AdamW(parameters, lr=1e-3, foreach=True)
 
 
+def averaged(parameters):
+    return torch.optim.ASGD(parameters, lr=1e-2)
+
+
 def adagrad(parameters):
     return torch.optim.Adagrad(parameters, lr=1e-2, initial_accumulator_value=0.1)
 
@@ -57,6 +61,8 @@ CASES = {
     "3 momentum": Case({"stage": 3}, BF16, optimizer=momentum),
     "3 foreach": Case({"stage": 3}, BF16, optimizer=foreach),
     "3 adagrad": Case({"stage": 3}, BF16, optimizer=adagrad),
+    "3 averaged": Case({"stage": 3}, BF16, optimizer=averaged),
+    "cpu averaged": Case({"stage": 3, **CPU}, BF16, optimizer=averaged),
     "3 no_sync": Case({"stage": 3}, BF16, micro=3, no_sync=True),
     "3 scaled": Case({"stage": 3, "loss_scale": "dynamic"}, torch.float16),
     "zeropp": Case({**ZEROPP, "min_numel": 0, "prefetch": 2}, BF16),

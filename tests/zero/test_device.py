@@ -55,7 +55,10 @@ def test_what_is_offloaded_is_not_on_the_device(launch):
     assert (
         "scale on cpu and blocks.0.up.weight on accel:0: possible is one device" in found["mixed"]
     )
-    assert "ranks [0, 1] are threads of one process with a model on accel:0" in found["shared"]
+    assert (
+        "ranks [0, 1] are threads of a process that share a device (rank 0: accel"
+        in found["shared"]
+    )
     assert found["drawn"] == [True]
     assert found["loaded"] == ["accel"]
     assert found["evaluated"] == [[True, True]] * 4

@@ -110,7 +110,7 @@ class ProcessGroupTransport:
     def start(self, kind: str, peer: int, memory: HostMemory, tag: int, made: Messages) -> None:
         """Start to ``send`` or ``recv`` one message, as one of ``made``."""
         self.poll()
-        tensor = _tensor(memory)
+        tensor, line = _tensor(memory), self._line(kind, peer)
         try:
             work = getattr(self._group, kind)([tensor], peer, tag)
         except RuntimeError as error:
@@ -119,16 +119,16 @@ class ProcessGroupTransport:
         with self.moved:
             made.peers.append(peer)
             self._num_pending += 1
-        self._line(kind, peer).put(_Message(work, tensor, made))
+        line.put(_Message(work, tensor, made))
 
     def _line(self, kind: str, peer: int) -> SimpleQueue[_Message | None]:
         if (kind, peer) not in self._lines:
             queue: SimpleQueue[_Message | None] = SimpleQueue()
-            self._lines[kind, peer] = queue
             name = f"zcomm-{kind}-{peer}"
             serve = threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True)
             serve.start()
             self._threads.append(serve)
+            self._lines[kind, peer] = queue
         return self._lines[kind, peer]
 
     def _serve(self, peer: int, queue: SimpleQueue[_Message | None]) -> None:
@@ -209,7 +209,7 @@ class ProcessGroupTransport:
             thread.join(None if end is None else max(end - time.monotonic(), 0.0))
         # Whoever still sends, at the end of the process, gets new ones.
         self._lines.clear()
-        self._threads.clear()
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def _parts(self, memory: HostMemory) -> Iterator[HostMemory]:
         for start in range(0, memory.size, self._limit):

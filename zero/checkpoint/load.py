@@ -270,13 +270,14 @@ def _put_masters(
         # What was read may be a view of a mapped file.
         grad = part.kinds.get("grad")
         tensor.grad = None if grad is None else grad.to(tensor.device, copy=True)
-        optimizer.state.pop(tensor, None)
+        before = optimizer.state.pop(tensor, {})
         found = {k.removeprefix("state."): t for k, t in part.kinds.items() if _is_state(k)}
         if found or part.scalars:
             scalars = {key: decode(value) for key, value in part.scalars.items()}
             group = groups[tensor]
             optimizer.state[tensor] = {
-                key: placed(value, tensor, group) for key, value in (found | scalars).items()
+                key: placed(value, tensor, group, before.get(key))
+                for key, value in (found | scalars).items()
             }
     if buffer.columns is not None:
         buffer.store_masters([part.kinds["value"] for part in parts])

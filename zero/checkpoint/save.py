@@ -240,6 +240,8 @@ def save(
         )
     wait_for_pending(engine)
     comm = engine.comm
+    if engine.config.secondary == "persistent":
+        engine.gathering.forget_ahead()  # which may be about to move what is published
     with told(comm, engine.faults):
         engine.stepper.take_edits()
     with together(comm, engine.faults):
