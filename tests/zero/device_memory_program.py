@@ -28,7 +28,6 @@ def model_on(device):
 def measure(comm, fields):
     """Return bytes per parameter on the device, between steps and at the peak of a step."""
     device = accelerator.use(comm.rank)
-    gc.collect()  # of the model before
     memory = torch.accel
     before = memory.memory_allocated(device)
     model = model_on(device)
@@ -147,16 +146,16 @@ def mixed(comm):
 def main():
     accelerator.load()
     topology = f"1x{RANKS}"
-    found = {
-        name: on(topology, measure, {"stage": stage, "prefetch": 0, **fields})[0]
-        for name, stage, fields in (
-            ("2", 2, {}),
-            ("2 cpu", 2, {"offload_optimizer": "cpu"}),
-            ("3", 3, {}),
-            ("3 cpu", 3, {"offload_optimizer": "cpu"}),
-            ("3 both", 3, BOTH),
-        )
-    }
+    found = {}
+    for name, stage, fields in (
+        ("2", 2, {}),
+        ("2 cpu", 2, {"offload_optimizer": "cpu"}),
+        ("3", 3, {}),
+        ("3 cpu", 3, {"offload_optimizer": "cpu"}),
+        ("3 both", 3, BOTH),
+    ):
+        gc.collect()  # of the models before, while no rank runs
+        found[name] = on(topology, measure, {"stage": stage, "prefetch": 0, **fields})[0]
     found["meta"] = [on(topology, from_meta, {"stage": 3, **more})[0] for more in ({}, BOTH)]
     found["mixed"] = on(topology, mixed)[0]
     found["shared"] = on(topology, shared)[0]
