@@ -5,7 +5,7 @@ import sys
 import pytest
 
 GLOO = """
-import hashlib, os, threading, zcomm.leaving
+import hashlib, os, threading, MODULE
 large = bytes(400_000_000)
 def thread():
     with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
@@ -64,8 +64,9 @@ def last():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the states of threads are Linux's")
-def test_a_process_ends_after_what_gloo_frees(launch):
-    run = launch("-c", GLOO, timeout=60)
+@pytest.mark.parametrize("module", ["zcomm.work", "zcomm.torch", "zero"])
+def test_a_process_ends_after_what_gloo_frees(launch, module):
+    run = launch("-c", GLOO.replace("MODULE", module), timeout=60)
     assert (run.returncode, run.stdout) == (0, "freed"), run.stderr
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import zcomm.leaving  # noqa: F401  # processes end after gloo's threads rest, whatever the backend
 from zcomm.torch.register import register
 
 if TYPE_CHECKING:
