@@ -34,7 +34,7 @@ def test_the_lines_of_the_documentation(tmp_path):
     )
     assert run.returncode == 0, run.stderr[-3000:]
     for rank in (0, 1):
-        found = re.search(rf"{rank} \{{'all_reduce': Saving\(calls=1, (.*)\)\}}", run.stdout)
+        found = re.search(rf"{rank} \{{'all_reduce': Saving\(calls=1, (.*?)\)\}}", run.stdout)
         exact, wire = map(int, re.findall(r"nbytes=(\d+)", found[1]))
         assert exact == 512 * 512 * 4
         assert 0.25 * exact < wire < 0.27 * exact
