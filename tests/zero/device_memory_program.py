@@ -1,4 +1,4 @@
-"""What a rank has on its device, and that models made on the meta device get memory there.
+"""What a rank has on its device, and what it meets there: meta models, inference, loading, errors.
 
 python -m tests.zero.device_memory_program; prints one line of JSON.
 """

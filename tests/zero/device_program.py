@@ -14,7 +14,7 @@ import torch
 import zero
 from tests.device import accelerator
 from tests.zero.models import Tower, loss_of, make, tokens
-from tests.zero.runs import adamw, assert_same_bits, on, outcome, shard
+from tests.zero.runs import adamw, assert_same_bits, on, outcome, relative_difference, shard
 
 STEPS = 6
 BF16 = torch.bfloat16
@@ -169,6 +169,29 @@ def check(comm, name, folder):
         compare(found, expected, exactly)
 
 
+STEP = "a step"
+STEP_BOUND = 1e-6
+"""Relative, of a float32 step on the host and one on the device: a few roundings of AdamW."""
+
+
+def check_step(comm, name, folder):
+    """Compare one step with offload, to each place, with one without, on the same device."""
+    device = own_device(comm.rank)
+
+    def stepped(**fields):
+        config = Case({"stage": 3, **fields})
+        return train(comm, config, device, folder, steps=range(1))[1]
+
+    without, before = stepped(), {n: p.to(device) for n, p in make(Tower).named_parameters()}
+    assert relative_difference({n: without[n] for n in before}, before) > 100 * STEP_BOUND
+    for fields in (CPU, {"offload_params": "cpu", **CPU}, CASES["nvme"].config):
+        found = stepped(**fields)
+        if device.startswith("cuda"):
+            assert relative_difference(found, without) <= STEP_BOUND, fields
+        else:
+            assert_same_bits(found, without)
+
+
 def own_device(rank):
     """Make a device the current one of this thread: backward hooks of a device share a thread."""
     if not torch.cuda.is_available():
@@ -181,8 +204,8 @@ def main():
     topology, folder, *names = sys.argv[1:]
     if not torch.cuda.is_available():
         accelerator.load()
-    for name in names or CASES:
-        on(topology, check, name, Path(folder))
+    for name in names or (*CASES, STEP):
+        on(topology, check_step if name == STEP else check, name, Path(folder))
         print(f"{name} passed", flush=True)
 
 

@@ -3,11 +3,18 @@
 import json
 
 import pytest
+import torch
 
-from tests.zero.device_program import CASES
+from tests.zero.device_program import CASES, STEP
 
 OFFLOADED = [name for name in CASES if name.startswith(("cpu", "nvme"))]
 ON_DEVICE = [name for name in CASES if name not in OFFLOADED]
+
+
+def on_gpu(test):
+    """Mark a test that says something of a GPU alone: elsewhere the programs take the double."""
+    needs = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    return pytest.mark.gpu(needs(test))
 
 
 def trained(launch, topology, folder, names):
@@ -23,7 +30,17 @@ def test_a_model_on_a_device_has_the_bits_of_one_on_the_cpu(launch, topology, na
     trained(launch, topology, tmp_path, names)
 
 
-@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_step_with_offload_is_that_without(launch, tmp_path):
+    trained(launch, "2x1", tmp_path, [STEP])
+
+
+@on_gpu
+def test_a_step_with_offload_on_a_gpu_is_near_one_without(launch, tmp_path):
+    trained(launch, "1", tmp_path, [STEP])
+
+
+@on_gpu
 def test_a_model_on_a_gpu_is_near_one_on_the_cpu(launch, tmp_path):
     trained(launch, "1", tmp_path, list(CASES))
 
